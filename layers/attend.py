@@ -1,0 +1,225 @@
+"""Causal attention whose memory grows linearly with the sequence, backward pass included, on every backend.
+
+The forward pass keeps, besides its arguments, the context and the log-sum-exp of each row of scores; the backward pass
+rebuilds the probabilities from these (Dao et al., arXiv 2205.14135). Both are named *inside* the forward rule: tagged
+outside, they would be recomputed however they are placed.
+
+Sequences up to one chunk are computed densely. Longer ones walk over the pairs of chunks below the diagonal in one
+scan: half of the square, no matter of data-dependent control flow, score blocks of `[chunk, chunk]` a head.
+
+Dims: b batch, h key-value heads, g query heads a key-value head, q/s positions of queries/keys, d/v head sizes,
+n chunks, c positions a chunk.
+"""
+
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jaxtyping import Array, Float, Int
+
+from layers.tag import Tag
+
+CHUNK = 512
+
+
+class Attend(Protocol):
+    """What an attention layer calls. Another implementation (a kernel, a sharded one) must apply both tags."""
+
+    def __call__(
+        self,
+        query: Float[Array, "batch seq heads head_dim"],
+        key: Float[Array, "batch seq kv_heads head_dim"],
+        value: Float[Array, "batch seq kv_heads value_dim"],
+        segment_ids: Int[Array, "batch seq"] | None,
+        *,
+        scale: float,
+        context: Tag,
+        lse: Tag,
+    ) -> Float[Array, "batch seq heads value_dim"]: ...
+
+
+def local_attend(
+    query: Float[Array, "batch seq heads head_dim"],
+    key: Float[Array, "batch seq kv_heads head_dim"],
+    value: Float[Array, "batch seq kv_heads value_dim"],
+    segment_ids: Int[Array, "batch seq"] | None = None,
+    *,
+    scale: float,
+    context: Tag,
+    lse: Tag,
+    chunk: int = CHUNK,
+) -> Float[Array, "batch seq heads value_dim"]:
+    r"""$\mathrm{softmax}(\mathrm{scale} \cdot q k^T + \mathrm{mask})\, v$, the softmax in float32.
+
+    A position sees itself and earlier positions of its own segment (all of them without `segment_ids`). Groups of
+    `heads / kv_heads` query heads share a key-value head. `context` and `lse` are the tags of what the backward pass
+    reads: the result `[batch seq heads value_dim]` and the log-sum-exp `[batch heads seq]`, float32.
+    """
+    names = _Names(context, lse)
+    if segment_ids is None:
+        segment_ids = jnp.zeros(key.shape[:2], jnp.int32)
+        return _attend(query, key, value, segment_ids, scale, min(chunk, key.shape[1]), False, names)
+    return _attend(query, key, value, segment_ids, scale, min(chunk, key.shape[1]), True, names)
+
+
+class _Names(NamedTuple):
+    context: Tag
+    lse: Tag
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def _attend(query, key, value, segment_ids, scale, chunk, segmented, names):
+    context, _ = _forward(_Blocks.split(query, key, value, segment_ids, chunk), scale, segmented)
+    return _join_queries(context, query).astype(value.dtype)
+
+
+def _attend_forward(query, key, value, segment_ids, scale, chunk, segmented, names):
+    context, lse = _forward(_Blocks.split(query, key, value, segment_ids, chunk), scale, segmented)
+    context = names.context(_join_queries(context, query).astype(value.dtype))
+    lse = names.lse(rearrange(lse, "n b h g c -> b (h g) (n c)")[..., : query.shape[1]])
+    return context, (query, key, value, segment_ids, context, lse)
+
+
+def _attend_backward(scale, chunk, segmented, names, residuals, d_context):
+    query, key, value, segment_ids, context, lse = residuals
+    delta = jnp.einsum("bshv,bshv->bhs", context, d_context, preferred_element_type=jnp.float32)
+    blocks = _Blocks.split(query, key, value, segment_ids, chunk)
+    lse, delta = (_split_rows(x, key.shape[2], chunk) for x in (lse, delta))
+    d_query, d_key, d_value = _backward(
+        blocks, lse, delta, _split_queries(d_context, key.shape[2], chunk), scale, segmented
+    )
+    return (
+        _join_queries(d_query, query).astype(query.dtype),
+        _join_keys(d_key, key).astype(key.dtype),
+        _join_keys(d_value, value).astype(value.dtype),
+        None,
+    )
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+class _Blocks(NamedTuple):
+    """The arguments cut into chunks; the last chunk is padded, and causality alone keeps the padding out."""
+
+    query: Float[Array, "n b h g c d"]
+    key: Float[Array, "n b h c d"]
+    value: Float[Array, "n b h c v"]
+    segments: Int[Array, "n b c"]
+
+    @classmethod
+    def split(cls, query, key, value, segment_ids, chunk: int) -> "_Blocks":
+        keys, values = (rearrange(_pad(x, chunk), "b (n c) h d -> n b h c d", c=chunk) for x in (key, value))
+        segments = rearrange(_pad(segment_ids, chunk), "b (n c) -> n b c", c=chunk)
+        return cls(_split_queries(query, key.shape[2], chunk), keys, values, segments)
+
+    def scores(self, i, j, scale: float, segmented: bool) -> Float[Array, "b h g q s"]:
+        """Scores of query chunk `i` against key chunk `j`, minus infinity where the query must not see the key."""
+        query, key = _at(self.query, i), _at(self.key, j)
+        scores = scale * jnp.einsum("bhgqd,bhsd->bhgqs", query, key, preferred_element_type=jnp.float32)
+        rows, columns = (jnp.arange(key.shape[2]) + block * key.shape[2] for block in (i, j))
+        seen = (rows[:, None] >= columns[None, :])[None, None, None]
+        if segmented:
+            same = _at(self.segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
+            seen = seen & same[:, None, None]
+        return jnp.where(jnp.broadcast_to(seen, scores.shape), scores, -jnp.inf)
+
+
+def _forward(blocks: _Blocks, scale: float, segmented: bool):
+    """`(context [n b h g c v], lse [n b h g c])`, both float32."""
+    n = blocks.key.shape[0]
+    if n == 1:
+        scores = blocks.scores(0, 0, scale, segmented)
+        top = jnp.max(scores, -1, keepdims=True)
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, -1)
+        context = _weigh(weights, blocks.value[0]) / total[..., None]
+        return context[None], (top[..., 0] + jnp.log(total))[None]
+
+    def visit(carry, pair):
+        (context, top, total), (i, j) = carry, pair
+        scores = blocks.scores(i, j, scale, segmented)
+        old = _at(top, i)
+        new = jnp.maximum(old, jnp.max(scores, -1))
+        # A chunk may hold no key of the row's segment: nothing has been seen, and exp(-inf - -inf) must not appear.
+        shift = jnp.where(jnp.isneginf(new), 0.0, new)
+        weights, decay = jnp.exp(scores - shift[..., None]), jnp.exp(old - shift)
+        context = _put(context, i, _at(context, i) * decay[..., None] + _weigh(weights, _at(blocks.value, j)))
+        total = _put(total, i, _at(total, i) * decay + jnp.sum(weights, -1))
+        return (context, _put(top, i, new), total), None
+
+    rows = blocks.query.shape[:-1]
+    zeros = jnp.zeros((*rows, blocks.value.shape[-1]), jnp.float32)
+    start = (zeros, jnp.full(rows, -jnp.inf, jnp.float32), jnp.zeros(rows, jnp.float32))
+    (context, top, total), _ = jax.lax.scan(visit, start, _pairs(n))
+    return context / total[..., None], top + jnp.log(total)
+
+
+def _backward(blocks: _Blocks, lse, delta, d_context, scale: float, segmented: bool):
+    """Gradients of queries `[n b h g c d]`, keys `[n b h c d]` and values `[n b h c v]`, float32."""
+
+    def gradients(i, j):
+        query, key, value, slope = (_at(x, k) for x, k in zip((*blocks[:3], d_context), (i, j, j, i), strict=True))
+        weights = jnp.exp(blocks.scores(i, j, scale, segmented) - _at(lse, i)[..., None])
+        d_weights = jnp.einsum("bhgqv,bhsv->bhgqs", slope, value, preferred_element_type=jnp.float32)
+        d_scores = (scale * weights * (d_weights - _at(delta, i)[..., None])).astype(query.dtype)
+        return (
+            jnp.einsum("bhgqs,bhsd->bhgqd", d_scores, key, preferred_element_type=jnp.float32),
+            jnp.einsum("bhgqs,bhgqd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
+            jnp.einsum("bhgqs,bhgqv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
+        )
+
+    n = blocks.key.shape[0]
+    if n == 1:
+        return tuple(x[None] for x in gradients(0, 0))
+
+    def visit(sums, pair):
+        i, j = pair
+        places = (i, j, j)
+        parts = gradients(i, j)
+        return tuple(_put(s, k, _at(s, k) + x) for s, k, x in zip(sums, places, parts, strict=True)), None
+
+    start = tuple(jnp.zeros(x.shape, jnp.float32) for x in blocks[:3])
+    return jax.lax.scan(visit, start, _pairs(n))[0]
+
+
+def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs (query chunk, key chunk) at or below the diagonal, row by row."""
+    rows, columns = np.tril_indices(n)
+    return rows.astype(np.int32), columns.astype(np.int32)
+
+
+def _weigh(weights, value):
+    return jnp.einsum("bhgqs,bhsv->bhgqv", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+
+
+def _at(x, i):
+    return x[i] if isinstance(i, int) else jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _put(x, i, part):
+    return jax.lax.dynamic_update_index_in_dim(x, part, i, axis=0)
+
+
+def _pad(x, chunk: int):
+    missing = -x.shape[1] % chunk
+    return jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) if missing else x
+
+
+def _split_queries(x, kv_heads: int, chunk: int):
+    return rearrange(_pad(x, chunk), "b (n c) (h g) d -> n b h g c d", c=chunk, h=kv_heads)
+
+
+def _split_rows(x, kv_heads: int, chunk: int):
+    return _split_queries(rearrange(x, "b h s -> b s h 1"), kv_heads, chunk)[..., 0]
+
+
+def _join_queries(x, like):
+    return rearrange(x, "n b h g c d -> b (n c) (h g) d")[:, : like.shape[1]]
+
+
+def _join_keys(x, like):
+    return rearrange(x, "n b h c d -> b (n c) h d")[:, : like.shape[1]]

@@ -1,0 +1,18 @@
+"""Token embedding and its inverse, the projection to logits."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+
+class Embedding(eqx.Module):
+    """Rows of `weight` `[vocab, dim]` by token. A tied model unembeds with the transposed weight of this one leaf."""
+
+    weight: Float[Array, "vocab dim"]
+
+    def __init__(self, vocab_size: int, dim: int, *, std: float = 0.02, key: PRNGKeyArray):
+        self.weight = std * jax.random.normal(key, (vocab_size, dim), jnp.float32)
+
+    def __call__(self, tokens: Int[Array, "*batch seq"]) -> Float[Array, "*batch seq dim"]:
+        return jnp.take(self.weight, tokens, axis=0)

@@ -1,0 +1,115 @@
+"""The grammar of a placement: what a recipe may say. Free of jax."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from zoo.checks import ConfigError, require_choice
+
+PLACES = ("device", "host", "remat")
+
+
+def require_place(key: str, place: Any) -> None:
+    """Raises ConfigError unless `place` is one of `device`, `host`, `remat`."""
+    if place in ("offload", "offloaded"):
+        raise ConfigError(key, place, "no such place; offloaded arrays are on the place host", allowed=PLACES)
+    require_choice(key, place, PLACES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatePlacement:
+    """Where parameters, float32 masters, gradients and moments live."""
+
+    params: str = "device"
+    master: str = "device"
+    gradients: str = "device"
+    optimizer: str = "device"
+
+    def __post_init__(self):
+        for item in dataclasses.fields(self):
+            key, place = f"placement.state.{item.name}", getattr(self, item.name)
+            require_choice(key, place, ("device", "host"))
+            if place == "host":
+                raise ConfigError(key, place, "state on the host is not supported yet; activations are")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Layer x tag -> place, and the places of the state.
+
+    - `default`: the place of every tag that nothing else names. Cells where no place has an effect are skipped.
+    - `activations`: tag -> place, in every layer that has the tag.
+    - `layers`: layers -> tag -> place, where layers is `7`, `0-2`, `6+13+19` or `last`.
+    - `state`: see `StatePlacement`.
+
+    `layers` win over `activations` over `default`; among layer keys the one that names fewer layers wins. Raises
+    ConfigError for a word that is not a place or a key that is not of this form; names of tags and layers are checked
+    by `recipes.resolve`, which knows the model.
+    """
+
+    default: str = "remat"
+    activations: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    state: StatePlacement = field(default_factory=StatePlacement)
+
+    def __post_init__(self):
+        require_place("placement.default", self.default)
+        for tag, place in self.activations.items():
+            require_place(f"placement.activations.{tag}", place)
+        normal: dict[str, Mapping[str, str]] = {}
+        for key, cells in self.layers.items():
+            if not isinstance(cells, Mapping):
+                raise ConfigError(
+                    f"placement.layers.{key}", cells, "needs a map of tags to places, as {mlp_gate: host}"
+                )
+            if str(key) in normal:
+                raise ConfigError("placement.layers", key, "stands twice, as a number and as a word")
+            for tag, place in cells.items():
+                require_place(f"placement.layers.{key}.{tag}", place)
+            _parse(str(key))
+            normal[str(key)] = dict(cells)
+        object.__setattr__(self, "layers", normal)
+
+    @classmethod
+    def preset(cls, name: str) -> "Placement":
+        """The placement of `conf/placement/NAME.yaml`. Raises ConfigError for an unknown name."""
+        if name not in cls.presets():
+            raise ConfigError("placement", name, "no such preset", allowed=cls.presets())
+        fields = yaml.safe_load(resources.files("conf").joinpath("placement", f"{name}.yaml").read_text())
+        fields.pop("defaults", None)  # Hydra's word for the schema
+        return cls(**fields)
+
+    @staticmethod
+    def presets() -> list[str]:
+        """Names of the presets."""
+        files = resources.files("conf").joinpath("placement").iterdir()
+        return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def layer_numbers(key: str, num_layers: int) -> frozenset[int]:
+    """The layers that a key names: `layer_numbers("0-2", 8)` is {0, 1, 2}. Raises ConfigError if one does not exist."""
+    numbers: set[int] = set()
+    for ends in _parse(key):
+        first, last = (num_layers - 1 if end == "last" else int(end) for end in ends)
+        if last >= num_layers:
+            raise ConfigError("placement.layers", key, f"the model has layers 0 to {num_layers - 1}")
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
+
+
+def _parse(key: str) -> list[tuple[str, str]]:
+    """The (first, last) of each part of `0-2+5+last`."""
+    ranges = []
+    for part in key.split("+"):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end == "last" or (end.isascii() and end.isdigit()) for end in ends):
+            raise ConfigError("placement.layers", key, "not a set of layers", hint="write 7, 0-2, 6+13+19 or last")
+        if all(end != "last" for end in ends) and int(ends[0]) > int(ends[1]):
+            raise ConfigError("placement.layers", key, "runs backwards", hint=f"write {ends[1]}-{ends[0]}")
+        ranges.append(ends)
+    return ranges

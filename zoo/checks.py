@@ -1,0 +1,46 @@
+"""Errors and checks of configurations. Free of jax, so that a bad configuration is reported at once."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be: names the key and value, what is allowed and the nearest match."""
+
+    def __init__(
+        self, key: str, value: object, problem: str, *, allowed: Iterable[str] = (), name: str = "", hint: str = ""
+    ):
+        """`name` is the misspelt word if it is not the value."""
+        allowed = list(allowed)
+        lines = [f"{key}={value}: {problem}"]
+        near = difflib.get_close_matches(name or str(value), allowed, n=3, cutoff=0.6)
+        if near:
+            lines.append(f"did you mean {' or '.join(near)}?")
+        if allowed:
+            lines.append(f"allowed: {', '.join(allowed)}")
+        if hint:
+            lines.append(hint)
+        super().__init__("\n".join(lines))
+
+
+def require_positive(prefix: str, config: Any, *names: str) -> None:
+    """Raises ConfigError unless each named field is above zero."""
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise ConfigError(f"{prefix}.{name}", value, "must be above zero")
+
+
+def require_choice(key: str, value: str, allowed: Iterable[str]) -> None:
+    """Raises ConfigError unless `value` is one of the allowed words."""
+    allowed = list(allowed)
+    if value not in allowed:
+        raise ConfigError(key, value, "is not one of the allowed words", allowed=allowed)
+
+
+def require_divisible(prefix: str, config: Any, name: str, by: str) -> None:
+    """Raises ConfigError unless field `name` is a multiple of field `by`."""
+    value, divisor = getattr(config, name), getattr(config, by)
+    if value % divisor:
+        raise ConfigError(f"{prefix}.{name}", value, f"must be divisible by {by}={divisor}")

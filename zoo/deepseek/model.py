@@ -1,0 +1,70 @@
+"""DeepSeek V2 and V3 from their configuration."""
+
+import dataclasses
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from layers import (
+    MLA,
+    DenseBlock,
+    Embedding,
+    Experts,
+    Linear,
+    MoE,
+    MoEBlock,
+    RMSNorm,
+    Rope,
+    Router,
+    SwiGLU,
+    build_stack,
+)
+from zoo.base import Decoder
+from zoo.deepseek.config import DeepSeekConfig
+
+
+def deepseek(config: DeepSeekConfig, *, key: PRNGKeyArray) -> Decoder:
+    """A DeepSeek with normally distributed weights of deviation `init_std`; its first layers are dense."""
+    embed_key, stack_key, head_key = jax.random.split(key, 3)
+    c = config
+    rope = Rope(dim=c.rope_head_dim, **dataclasses.asdict(c.rope))
+    kinds = ["dense"] * c.num_dense_layers + ["moe"] * (c.num_layers - c.num_dense_layers)
+    return Decoder(
+        embedding=Embedding(c.vocab_size, c.dim, std=c.init_std, key=embed_key),
+        layers=build_stack(lambda kind, key: _block(c, kind, rope, key=key), kinds, key=stack_key),
+        norm=RMSNorm(c.dim, eps=c.norm_eps),
+        head=None if c.tied_embeddings else Linear(c.dim, c.vocab_size, std=c.init_std, key=head_key),
+        rope=rope,
+    )
+
+
+def _block(c: DeepSeekConfig, kind: str, rope: Rope, *, key: PRNGKeyArray) -> DenseBlock | MoEBlock:
+    attention_key, mlp_key = jax.random.split(key)
+    attention = MLA(
+        c.dim,
+        c.num_heads,
+        query_rank=c.query_rank,
+        kv_rank=c.kv_rank,
+        nope_dim=c.nope_head_dim,
+        rope_dim=c.rope_head_dim,
+        value_dim=c.value_head_dim,
+        softmax_factor=rope.softmax_factor,
+        eps=c.norm_eps,
+        std=c.init_std,
+        key=attention_key,
+    )
+    if kind == "dense":
+        return DenseBlock(attention, SwiGLU(c.dim, c.mlp_dim, std=c.init_std, key=mlp_key), c.dim, eps=c.norm_eps)
+    return MoEBlock(attention, _moe(c, key=mlp_key), c.dim, eps=c.norm_eps)
+
+
+def _moe(c: DeepSeekConfig, *, key: PRNGKeyArray) -> MoE:
+    router_key, experts_key, shared_key = jax.random.split(key, 3)
+    router = Router(
+        c.dim, c.num_experts, c.experts_per_token, std=c.init_std, **dataclasses.asdict(c.router), key=router_key
+    )
+    experts = Experts(c.dim, c.expert_dim, c.num_experts, std=c.init_std, key=experts_key)
+    if not c.num_shared_experts:
+        return MoE(router, experts, None)
+    shared_dim = c.num_shared_experts * c.expert_dim
+    return MoE(router, experts, SwiGLU(c.dim, shared_dim, std=c.init_std, prefix="shared", key=shared_key))

@@ -1,0 +1,29 @@
+"""Llama from its configuration."""
+
+import dataclasses
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from layers import Attention, DenseBlock, Embedding, Linear, RMSNorm, Rope, SwiGLU, build_stack
+from zoo.base import Decoder
+from zoo.llama.config import LlamaConfig
+
+
+def llama(config: LlamaConfig, *, key: PRNGKeyArray) -> Decoder:
+    """A Llama with normally distributed weights of deviation `init_std`."""
+    embed_key, stack_key, head_key = jax.random.split(key, 3)
+    c = config
+    return Decoder(
+        embedding=Embedding(c.vocab_size, c.dim, std=c.init_std, key=embed_key),
+        layers=build_stack(lambda _, key: _block(c, key=key), ["dense"] * c.num_layers, key=stack_key),
+        norm=RMSNorm(c.dim, eps=c.norm_eps),
+        head=None if c.tied_embeddings else Linear(c.dim, c.vocab_size, std=c.init_std, key=head_key),
+        rope=Rope(dim=c.head_dim, **dataclasses.asdict(c.rope)),
+    )
+
+
+def _block(c: LlamaConfig, *, key: PRNGKeyArray) -> DenseBlock:
+    attention_key, mlp_key = jax.random.split(key)
+    attention = Attention(c.dim, c.num_heads, c.num_kv_heads, c.head_dim, std=c.init_std, key=attention_key)
+    return DenseBlock(attention, SwiGLU(c.dim, c.mlp_dim, std=c.init_std, key=mlp_key), c.dim, eps=c.norm_eps)

@@ -1,0 +1,41 @@
+"""Models by name or configuration: built, abstract, counted."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import PRNGKeyArray
+
+from zoo.base import Decoder
+from zoo.deepseek.config import DeepSeekConfig
+from zoo.deepseek.model import deepseek
+from zoo.llama.config import LlamaConfig
+from zoo.llama.model import llama
+from zoo.registry import ModelConfig, config
+
+_CONSTRUCTORS = {LlamaConfig: llama, DeepSeekConfig: deepseek}
+
+# Drawing the values runs once: compile it fast (4.8 s to 1.7 s for debug_deepseek) rather than well.
+INIT_OPTIONS = {"xla_backend_optimization_level": 0}
+
+
+def build(model: str | ModelConfig, *, key: PRNGKeyArray, **overrides: Any) -> Decoder:
+    """The canonical model, float32, one block a layer: `build("debug_llama", key=key, num_layers=4)`.
+
+    The values depend on the key and the layer only. Raises ConfigError for an unknown name or field.
+    """
+    resolved = config(model, **overrides)
+    construct = jax.jit(lambda key: _CONSTRUCTORS[type(resolved)](resolved, key=key), compiler_options=INIT_OPTIONS)
+    return construct(key)
+
+
+def abstract(model: str | ModelConfig, **overrides: Any) -> Decoder:
+    """The model with `jax.ShapeDtypeStruct`s for leaves; no array is made."""
+    resolved = config(model, **overrides)
+    return eqx.filter_eval_shape(lambda: _CONSTRUCTORS[type(resolved)](resolved, key=jax.random.key(0)))
+
+
+def count_parameters(model: str | ModelConfig, **overrides: Any) -> int:
+    """Number of parameters, embeddings and routing biases included; no array is made."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract(model, **overrides)))

@@ -12,7 +12,7 @@ n chunks, c positions a chunk.
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from layers.tag import Tag
 CHUNK = 512
 
 
+@runtime_checkable
 class Attend(Protocol):
     """What an attention layer calls. Another implementation (a kernel, a sharded one) must apply both tags."""
 

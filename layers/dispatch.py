@@ -8,7 +8,7 @@ Dims: t tokens, k experts a token, e experts, n blocks, c rows a block, d size o
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     experts: Int32[Array, " n"]
 
 
+@runtime_checkable
 class Dispatch(Protocol):
     """What an `Experts` layer calls to move tokens to experts and back; a sharded one exchanges them over devices."""
 
@@ -50,8 +51,8 @@ class LocalDispatch(NamedTuple):
 
         rank = jnp.zeros_like(flat).at[order].set(jnp.arange(flat.size, dtype=jnp.int32)) - first_choice[flat]
         row_of_choice = first_row[flat] + rank
-        experts = jnp.searchsorted(last_block, jnp.arange(num_blocks, dtype=jnp.int32), side="right")
-        experts = jnp.minimum(experts, num_experts - 1).astype(jnp.int32)
+        begun = jnp.arange(num_blocks, dtype=jnp.int32)[:, None] >= last_block[None]
+        experts = jnp.minimum(jnp.sum(begun, axis=1, dtype=jnp.int32), num_experts - 1)
         expert_of_row = jnp.repeat(experts, block)
         place = jnp.arange(num_blocks * block, dtype=jnp.int32) - first_row[expert_of_row]
         choice = order.at[first_choice[expert_of_row] + place].get(mode="fill", fill_value=flat.size)

@@ -16,13 +16,13 @@ from layers.tag import Tag, name_tags, tag
 
 
 class RouterStats(NamedTuple):
-    """What a router says of a batch: choices that fell on each expert, and the sequence-wise balance loss.
+    """What a router says of a batch: choices that fell on each expert, and the balance loss of each sequence.
 
     Both may carry a leading dim of layers.
     """
 
     counts: Int32[Array, "*layers e"]
-    balance_loss: Float32[Array, "*layers"]
+    balance_loss: Float32[Array, "*layers b"]
 
 
 class Routing(NamedTuple):
@@ -120,8 +120,8 @@ class Router(eqx.Module):
         return RouterStats(counts, _balance_loss(affinity, self.experts_per_token))
 
 
-def _balance_loss(affinity: Float32[Array, "b s e"], k: int) -> Float32[Array, ""]:
-    r"""Mean over sequences of $\sum_i f_i P_i$ (V3 report, eq. 17-20, without the factor $\alpha$).
+def _balance_loss(affinity: Float32[Array, "b s e"], k: int) -> Float32[Array, " b"]:
+    r"""$\sum_i f_i P_i$ of each sequence (V3 report, eq. 17-20, without the factor $\alpha$).
 
     $f_i = \frac{e}{k s} \sum_t 1(a_{it} \in \mathrm{topk}(a_t))$, without gradient; $P_i$ is the mean over the
     sequence of the affinities normalised to sum to one. Even load gives 1.
@@ -130,4 +130,4 @@ def _balance_loss(affinity: Float32[Array, "b s e"], k: int) -> Float32[Array, "
     top = jax.lax.top_k(jax.lax.stop_gradient(affinity), k)[1]
     hits = jnp.sum(jax.nn.one_hot(top, experts, dtype=jnp.float32), axis=(1, 2))
     shares = jnp.mean(affinity / (jnp.sum(affinity, axis=-1, keepdims=True) + 1e-20), axis=1)
-    return jnp.mean(jnp.sum(experts / (k * length) * hits * shares, axis=-1))
+    return jnp.sum(experts / (k * length) * hits * shares, axis=-1)

@@ -34,12 +34,14 @@ class Tag[A](eqx.Module):
     - `array`: the jaxtyping annotation of the array.
     - `carried`: the array is the block's own input, which any checkpointed block saves anyway.
     - `follows`: full name of the tag whose place this one shares (the log-sum-exp follows the attention context).
+    - `fenced`: the compiler may not merge what reads the array with what brings it back.
     """
 
     name: str = eqx.field(static=True)
     array: Any = eqx.field(static=True)
     carried: bool = eqx.field(static=True, default=False)
     follows: str | None = eqx.field(static=True, default=None)
+    fenced: bool = eqx.field(static=True, default=False)
 
     # Unchecked itself, so that the dims below are compared with those of the *calling* function.
     @no_type_check
@@ -47,7 +49,8 @@ class Tag[A](eqx.Module):
         """Marks `x` with the name; the value is unchanged. Raises TypeError if it does not fit the annotation."""
         if not isinstance(x, self.array):
             raise TypeError(f"tag {self.name} names {self.array.__name__}, not an array of {x.dtype}{list(x.shape)}")
-        return checkpoint_name(x, self.name)
+        x = checkpoint_name(x, self.name)
+        return jax.lax.optimization_barrier(x) if self.fenced else x
 
     @property
     def discrete(self) -> bool:
@@ -74,6 +77,17 @@ def tags(tree: PyTree) -> tuple[Tag, ...]:
     """The distinct tags of a PyTree of modules, in order of appearance."""
     found = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Tag))
     return tuple({node.name: node for node in found if isinstance(node, Tag)}.values())
+
+
+def fence(tree: PyTree) -> PyTree:
+    """The modules with every tag fenced."""
+
+    def is_tag(node: object) -> bool:
+        return isinstance(node, Tag)
+
+    return jax.tree.map(
+        lambda node: dataclasses.replace(node, fenced=True) if is_tag(node) else node, tree, is_leaf=is_tag
+    )
 
 
 def _named_array(field: dataclasses.Field) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.core
 from jaxtyping import PRNGKeyArray
 
 from zoo.base import Decoder
@@ -26,8 +27,13 @@ def build(model: str | ModelConfig, *, key: PRNGKeyArray, **overrides: Any) -> D
     The values depend on the key and the layer only. Raises ConfigError for an unknown name or field.
     """
     resolved = config(model, **overrides)
-    construct = jax.jit(lambda key: _CONSTRUCTORS[type(resolved)](resolved, key=key), compiler_options=INIT_OPTIONS)
-    return construct(key)
+
+    def construct(key: PRNGKeyArray) -> Decoder:
+        return _CONSTRUCTORS[type(resolved)](resolved, key=key)
+
+    if isinstance(key, jax.core.Tracer):  # an outer jit brings its own options
+        return construct(key)
+    return jax.jit(construct, compiler_options=INIT_OPTIONS)(key)
 
 
 def abstract(model: str | ModelConfig, **overrides: Any) -> Decoder:

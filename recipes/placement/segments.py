@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from layers.stack import Stack, unstack
+from layers.tag import fence
 from recipes.placement.policy import policy
 
 Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of appearance; hashable
@@ -28,8 +29,11 @@ class Run(eqx.Module):
         def body(x, block):
             return block(x, *args)
 
+        # The slice of a stack of one is a mere reshape, and XLA folds `reshape(copy(reshape(host array)))` into one
+        # reshape that crosses memory spaces: the compiler then fails. A fence behind each tag keeps the copy.
+        blocks = fence(self.blocks) if self.length == 1 else self.blocks
         checkpointed = jax.checkpoint(body, policy=policy(dict(self.places)), prevent_cse=False)
-        return jax.lax.scan(checkpointed, x, self.blocks)
+        return jax.lax.scan(checkpointed, x, blocks)
 
 
 class PlacedStack(eqx.Module):

@@ -1,0 +1,91 @@
+"""Compiling a program for a GPU that is not there, and reading how much memory it takes, and where."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from recipes.flags import compiler_options
+from recipes.plan.targets import Target
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """Bytes on one device of the target, from XLA's buffer assignment.
+
+    `device_peak_bytes` is arguments + temporaries + outputs - what outputs share with donated arguments.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    host_temp_bytes: int
+    compile_s: float
+    hlo: str
+
+    @property
+    def device_peak_bytes(self) -> int:
+        return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes
+
+
+def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
+    """Compiles `fn` for one device of the target; none needs to be present, nothing is run.
+
+    `fn` is a function, or a jitted one such as `recipes.make_train_step(..., platform="cuda")`, whose donation and
+    compiler options are kept. `args` are PyTrees of arrays or `jax.ShapeDtypeStruct`s. Needs the CUDA plugin alone
+    (the extra `plan-cuda`), none of the CUDA libraries. Raises RuntimeError where the plugin is missing.
+    """
+    sharding = NamedSharding(Mesh(np.array(_devices(target)), ("device",)), PartitionSpec())
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
+    start = time.perf_counter()
+    # Autotuning would need the device.
+    compiled = jitted.lower(*abstract).compile(compiler_options={"xla_gpu_autotune_level": 0})
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    return CompiledMemory(
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        host_temp_bytes=memory.host_temp_size_in_bytes,
+        compile_s=seconds,
+        hlo=compiled.as_text(),
+    )
+
+
+def _devices(target: Target) -> list[Any]:
+    from jax._src import xla_bridge  # no public way to load a plugin whose platform is not in use
+
+    with _quiet("jax._src.xla_bridge"):
+        xla_bridge.discover_pjrt_plugins()
+        try:
+            topology = topologies.get_topology_desc(
+                target.name, platform="cuda", target_config=target.xla_config(), topology="1x1x1"
+            )
+        except Exception as error:
+            raise RuntimeError(
+                f"cannot compile for {target.name}: the CUDA plugin is missing; pip install 'offload-zoo[plan-cuda]'"
+            ) from error
+    return list(topology.devices)
+
+
+@contextmanager
+def _quiet(name: str) -> Any:
+    """The plugin complains of the missing CUDA libraries, which compiling does not need."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

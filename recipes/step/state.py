@@ -1,0 +1,51 @@
+"""What training carries from step to step."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int32, PyTree
+
+from layers.buffer import split_buffers
+
+
+class TrainState(eqx.Module):
+    """A PyTree of arrays.
+
+    - `step`: optimizer steps done; `cursor`: sequences of the data consumed.
+    - `params`: the placed model in the dtype of computation; its buffers (router biases) stay float32.
+    - `master`: float32 parameters where `params` are narrower, else None: `params` are their own master.
+    """
+
+    step: Int32[Array, ""]
+    cursor: Int32[Array, ""]
+    params: PyTree
+    master: PyTree
+    opt_state: PyTree
+
+
+def init_state(placed: PyTree, optimizer: optax.GradientTransformation, dtype: Any = jnp.float32) -> TrainState:
+    """The state before the first step, from a float32 model, placed or canonical; `dtype` is that of computation."""
+    trainable, _ = split_buffers(placed)
+    narrow = jnp.dtype(dtype) != jnp.float32
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        cursor=jnp.zeros((), jnp.int32),
+        params=cast(placed, dtype) if narrow else placed,
+        master=trainable if narrow else None,
+        opt_state=optimizer.init(trainable),
+    )
+
+
+def cast(model: PyTree, dtype: Any) -> PyTree:
+    """The model with its parameters in another float dtype; buffers keep theirs."""
+    trainable, buffers = split_buffers(model)
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        return leaf.astype(dtype)
+
+    return eqx.combine(jax.tree.map(convert, trainable), buffers)

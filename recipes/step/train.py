@@ -1,0 +1,122 @@
+"""The train step: a pure function of state and batch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float32, Int32, PyTree
+
+from layers.buffer import split_buffers
+from layers.router import Router
+from recipes.flags import compiler_options
+from recipes.step.loss import Batch, Loss, next_token_loss
+from recipes.step.state import TrainState, cast
+
+LossFunction = Callable[[Any, Batch], Loss]
+Metrics = dict[str, Array]
+
+
+def make_train_step(
+    optimizer: optax.GradientTransformation,
+    loss: LossFunction = next_token_loss,
+    accumulate: int = 1,
+    *,
+    router_bias_rate: float = 0.0,
+    platform: str | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    r"""A jitted step `(state, batch) -> (state, metrics)` that donates the state and closes over no arrays.
+
+    - `loss(model, batch) -> Loss`; the gradient is that of `total / weight` of the whole batch.
+    - `accumulate`: micro-batches, computed one after another; sequence `i` belongs to micro-batch `i % accumulate`.
+    - `router_bias_rate`: $\gamma$ of $b_e \leftarrow b_e + \gamma\, \mathrm{sign}(\bar c - c_e)$ with $c$ the load of
+      each expert in the batch (DeepSeek-V3, section 2.1.2): outside the gradient, without decay or moments.
+    - `platform`: whose compiler options the step carries, by default those of the device at hand.
+
+    Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
+    `expert_load` (largest load over the mean one, worst layer), and what the loss reports.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        result, gradients = _gradients(loss, state.params, batch, accumulate)
+        gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
+        trainable, buffers = split_buffers(state.params)
+        master = trainable if state.master is None else state.master
+        updates, opt_state = optimizer.update(gradients, state.opt_state, master)
+        master = optax.apply_updates(master, updates)
+        params = eqx.combine(master, buffers)
+        if state.master is not None:
+            params = cast(params, jax.tree.leaves(trainable)[0].dtype)
+        if result.stats is not None and router_bias_rate:
+            params = _move_router_biases(params, result.stats.counts, router_bias_rate)
+        new = TrainState(
+            step=state.step + 1,
+            cursor=state.cursor + jax.tree.leaves(batch)[0].shape[0],
+            params=params,
+            master=None if state.master is None else master,
+            opt_state=opt_state,
+        )
+        return new, _metrics(result, gradients, opt_state)
+
+    return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
+
+
+def _gradients(loss: LossFunction, params: PyTree, batch: Batch, accumulate: int) -> tuple[Loss, PyTree]:
+    """Loss and gradients summed over the micro-batches."""
+    trainable, buffers = split_buffers(params)
+
+    def summed(trainable: PyTree, batch: Batch) -> tuple[Array, Loss]:
+        result = loss(eqx.combine(trainable, buffers), batch)
+        return result.total, result
+
+    def gradient(batch: Batch) -> tuple[Loss, PyTree]:
+        (_, result), gradients = jax.value_and_grad(summed, has_aux=True)(trainable, batch)
+        return result, gradients
+
+    if accumulate == 1:
+        return gradient(batch)
+    # Interleaved, so that each device of a sharded batch keeps its own sequences.
+    micro = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), dict(batch))
+
+    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:
+        return jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums, gradient(batch)), None
+
+    result, gradients = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], micro))
+    gradients = jax.tree.map(lambda g: jnp.zeros(g.shape, jnp.float32), gradients)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result)
+    return jax.lax.scan(add, (zeros, gradients), micro)[0]
+
+
+def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: float) -> PyTree:
+    """Each router's bias one step towards an even load; `counts` are in the order of the layers."""
+    load = counts.astype(jnp.float32)
+    moves = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
+    done = 0
+
+    def change(node: Any) -> Any:
+        nonlocal done
+        if not isinstance(node, Router):
+            return node
+        layers = 1 if node.weight.ndim == 2 else node.weight.shape[0]
+        start, done = done, done + layers
+        if node.bias is None:
+            return node
+        bias = node.bias.value + moves[start:done].reshape(node.bias.value.shape)
+        return eqx.tree_at(lambda router: router.bias.value, node, bias)
+
+    return jax.tree.map(change, model, is_leaf=lambda node: isinstance(node, Router))
+
+
+def _metrics(result: Loss, gradients: PyTree, opt_state: PyTree) -> Metrics:
+    metrics: dict[str, Float32[Array, ""]] = {"loss": result.total / result.weight}
+    metrics |= {name: value / result.weight for name, value in result.metrics.items()}
+    metrics["grad_norm"] = optax.global_norm(gradients)
+    rates: Mapping = dict(optax.tree.get_all_with_path(opt_state, "learning_rate"))
+    if rates:
+        metrics["learning_rate"] = next(iter(rates.values()))
+    if result.stats is not None:
+        load = result.stats.counts.astype(jnp.float32)
+        metrics["expert_load"] = jnp.max(jnp.max(load, axis=-1) / jnp.mean(load, axis=-1))
+    return metrics

@@ -4,7 +4,7 @@ import jax
 
 # Without these XLA inlines loops of one trip and then drops or delays the copies to the host, and its own
 # rematerialisation undoes a placement: host on 5 single layers of 32 gave 0 host bytes instead of 1.25 GiB.
-_KEEP_PLACEMENT = {"xla_disable_hlo_passes": "rematerialization,simplify-while-loops"}
+_KEEP_PLACEMENT: dict[str, str | bool | int] = {"xla_disable_hlo_passes": "rematerialization,simplify-while-loops"}
 
 _OPTIONS: dict[str, dict[str, str | bool | int]] = {
     "cpu": {},

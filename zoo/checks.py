@@ -1,7 +1,8 @@
 """Errors and checks of configurations. Free of jax, so that a bad configuration is reported at once."""
 
+import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -44,3 +45,19 @@ def require_divisible(prefix: str, config: Any, name: str, by: str) -> None:
     value, divisor = getattr(config, name), getattr(config, by)
     if value % divisor:
         raise ConfigError(f"{prefix}.{name}", value, f"must be divisible by {by}={divisor}")
+
+
+def from_fields(kind: type, fields: Mapping[str, Any], prefix: str) -> Any:
+    """The dataclass `kind` from plain fields; a mapping becomes the nested dataclass of its field, if it is one.
+
+    Raises ConfigError for a field that `kind` has not; `prefix` is where the fields stand in the configuration.
+    """
+    allowed: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
+    values = {}
+    for name, value in fields.items():
+        key = f"{prefix}.{name}"
+        if name not in allowed:
+            raise ConfigError(key, value, f"{kind.__name__} has no such field", allowed=allowed, name=name)
+        nested = dataclasses.is_dataclass(allowed[name]) and isinstance(value, Mapping)
+        values[name] = from_fields(allowed[name], value, key) if nested else value
+    return kind(**values)

@@ -1,13 +1,12 @@
 """Models by name: `conf/model/NAME.yaml` holds the sizes, a family turns them into a model. Free of jax."""
 
 import dataclasses
-import typing
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from zoo.checks import ConfigError
+from zoo.checks import ConfigError, from_fields
 from zoo.deepseek.config import DeepSeekConfig
 from zoo.llama.config import LlamaConfig
 
@@ -29,8 +28,8 @@ def config(model: str | ModelConfig, **overrides: Any) -> ModelConfig:
     """
     if isinstance(model, str):
         family, fields = _read(model)
-        return _make(FAMILIES[family], {**fields, **overrides})
-    return _make(type(model), {**_shallow(model), **overrides})
+        return from_fields(FAMILIES[family], {**fields, **overrides}, "model")
+    return from_fields(type(model), {**_shallow(model), **overrides}, "model")
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
@@ -39,18 +38,6 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     fields = yaml.safe_load(resources.files("conf").joinpath("model", f"{name}.yaml").read_text())
     (schema, _) = fields.pop("defaults")  # Hydra's way to say the family; `_self_` follows
     return schema.removeprefix("/family/").removesuffix("@_here_"), fields
-
-
-def _make(kind: type, fields: dict[str, Any]) -> Any:
-    """The dataclass `kind` from plain fields; a mapping becomes the nested dataclass of its field."""
-    allowed = {field.name: field.type for field in dataclasses.fields(kind)}
-    values = {}
-    for name, value in fields.items():
-        if name not in allowed:
-            raise ConfigError(f"model.{name}", value, f"{kind.__name__} has no such field", allowed=allowed)
-        nested = typing.cast(type, allowed[name])
-        values[name] = _make(nested, value) if isinstance(value, dict) else value
-    return kind(**values)
 
 
 def _shallow(instance: Any) -> dict[str, Any]:

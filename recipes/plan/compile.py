@@ -46,12 +46,12 @@ def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
     """
     sharding = NamedSharding(Mesh(np.array(_devices(target)), ("device",)), PartitionSpec())
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
     start = time.perf_counter()
     # Autotuning would need the device.
     compiled = jitted.lower(*abstract).compile(compiler_options={"xla_gpu_autotune_level": 0})
     seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     return CompiledMemory(
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
@@ -59,7 +59,7 @@ def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
         temp_bytes=memory.temp_size_in_bytes,
         host_temp_bytes=memory.host_temp_size_in_bytes,
         compile_s=seconds,
-        hlo=compiled.as_text(),
+        hlo=str(compiled.as_text()),
     )
 
 

@@ -1,0 +1,47 @@
+"""What a training run is told besides model, placement, optimizer and data. Free of jax."""
+
+from dataclasses import dataclass
+
+from zoo.checks import ConfigError, require_choice, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run of `zoo-train`.
+
+    - `batch_size`: sequences a step, over all `accumulate` micro-batches; `sequence_length`: tokens of each.
+    - `dtype`: of computation; with `bfloat16` masters, gradients' sums and moments are float32.
+    - `balance_loss`, `z_loss`: coefficients (`recipes.next_token_loss`); `router_bias_rate`: `recipes.make_train_step`.
+    - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
+    - `sample_tokens`: length of the greedy sample at the end; 0 for none.
+    """
+
+    steps: int = 300
+    batch_size: int = 8
+    sequence_length: int = 256
+    accumulate: int = 1
+    dtype: str = "float32"
+    seed: int = 0
+    balance_loss: float = 1e-4
+    z_loss: float = 0.0
+    router_bias_rate: float = 1e-3
+    validation_batches: int = 32
+    sample_tokens: int = 160
+
+    def __post_init__(self):
+        require_positive("train", self, "steps", "batch_size", "sequence_length", "accumulate")
+        require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
+        for name in ("balance_loss", "z_loss", "router_bias_rate", "validation_batches", "sample_tokens", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.{name}", getattr(self, name), "must not be negative")
+        if self.batch_size % self.accumulate:
+            problem = f"does not divide train.batch_size={self.batch_size}"
+            raise ConfigError("train.accumulate", self.accumulate, problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run writes. `compile_cache`: folder of JAX's persistent compilation cache, null for none."""
+
+    dir: str
+    compile_cache: str | None = None

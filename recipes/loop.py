@@ -1,0 +1,183 @@
+"""The run: placement table, steps with progress, validation, sample, picture."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import zoo
+from recipes.data.batches import Batches, train_batches, validation_batches
+from recipes.data.bytes import decode
+from recipes.data.source import Corpus
+from recipes.display import progress
+from recipes.optim import make_optimizer
+from recipes.placement.resolve import Table, place, resolve
+from recipes.plot import plot_loss
+from recipes.sample import greedy
+from recipes.schema import Config
+from recipes.step.loss import Loss, next_token_loss
+from recipes.step.state import TrainState, cast, init_state
+from recipes.step.train import make_train_step
+from zoo.models import INIT_OPTIONS
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+
+
+def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
+    """Trains as the configuration says and returns the exit code.
+
+    Writes `config.yaml`, `metrics.jsonl` and `loss.png` into `run.dir`. Raises ConfigError before anything is written
+    if the placement does not fit the model or the data is too short.
+    """
+    sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
+    batches = train_batches(config.data, corpus, **sizes)
+    held_out = validation_batches(config.data, corpus, **sizes)
+    table = _resolve(config)
+    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{table}\n")
+    if config.explain:
+        print(f"{table.explain()}\n")
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(resolved_config)
+
+    state = _init(config, table)
+    losses: list[float] = []
+    validation: tuple[int, float] | None = None
+    code = INTERRUPTED
+    with (folder / "metrics.jsonl").open("w") as log:
+        try:
+            state, failed = _steps(config, state, batches, log, losses)
+            if failed is None:
+                code = DONE
+                validation = _validate(config, state, held_out, log)
+                _show_sample(config, state, held_out)
+            else:
+                code = FAILED
+                print(failed)
+        except KeyboardInterrupt:
+            print(f"stopped after {len(losses)} steps")
+    if losses:
+        plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
+    print(f"written to {folder}")
+    return code
+
+
+def _resolve(config: Config) -> Table:
+    shape = (config.train.batch_size // config.train.accumulate, config.train.sequence_length)
+    model = cast(zoo.abstract(config.model), config.train.dtype)
+    return resolve(config.placement, model, (jax.ShapeDtypeStruct(shape, jnp.int32),))
+
+
+def _describe(corpus: Corpus) -> str:
+    if not corpus.num_train_documents:
+        return "random tokens"
+    skipped = f", {corpus.num_skipped_files} binary files skipped" if corpus.num_skipped_files else ""
+    return (
+        f"{corpus.train.size / 1e6:.1f} MB to train on in {corpus.num_train_documents} files, "
+        f"{corpus.validation.size / 1e6:.1f} MB held out{skipped}"
+    )
+
+
+def _init(config: Config, table: Table) -> TrainState:
+    """The first state, drawn and placed in one program."""
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+
+    def init(key: jax.Array) -> TrainState:
+        placed = place(zoo.build(config.model, key=key), config.placement, table=table)
+        return init_state(placed, optimizer, config.train.dtype)
+
+    return jax.jit(init, compiler_options=INIT_OPTIONS)(jax.random.key(config.train.seed))
+
+
+def _steps(
+    config: Config, state: TrainState, batches: Batches, log: TextIO, losses: list[float]
+) -> tuple[TrainState, str | None]:
+    """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
+    train = config.train
+    step = _compile_step(config, state, batches.batch(0, train.batch_size))
+    batch = batches.batch(0, train.batch_size)
+    with progress(train.steps) as display:
+        for number in range(1, train.steps + 1):
+            start = time.perf_counter()
+            state, device_metrics = step(state, batch)
+            batch = batches.batch(number * train.batch_size, train.batch_size)  # while the device is busy
+            metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+            seconds = time.perf_counter() - start
+            tokens_per_s = train.batch_size * train.sequence_length / seconds
+            row = {"step": number, **metrics, "tokens_per_s": tokens_per_s, "step_s": seconds}
+            _write(log, row)
+            if not math.isfinite(metrics["loss"]):
+                return state, _diverged(number, metrics)
+            losses.append(metrics["loss"])
+            display.step(row)
+    return state, None
+
+
+def _compile_step(config: Config, state: TrainState, batch: dict[str, np.ndarray]) -> Callable:
+    train = config.train
+    step: Any = make_train_step(
+        make_optimizer(config.optimizer, train.steps),
+        partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss),
+        train.accumulate,
+        router_bias_rate=train.router_bias_rate,
+    )
+    with _timed("compiled the step"):
+        return step.lower(state, batch).compile()
+
+
+def _validate(config: Config, state: TrainState, batches: Batches, log: TextIO) -> tuple[int, float] | None:
+    """`(step, loss)` over the first batches of the held-out text, None if none were asked for."""
+    train = config.train
+    if not train.validation_batches:
+        return None
+    evaluate: Callable[..., Loss] = jax.jit(next_token_loss)
+    count = train.validation_batches
+    if batches.num_sequences is not None:
+        count = min(count, -(-batches.num_sequences // train.batch_size))
+    results = [
+        evaluate(state.params, batches.batch(number * train.batch_size, train.batch_size)) for number in range(count)
+    ]
+    loss = float(sum(result.total for result in results) / sum(result.weight for result in results))
+    _write(log, {"step": train.steps, "validation_loss": loss})
+    print(f"validation loss {loss:.4f} nats a token, perplexity {math.exp(loss):.3f}")
+    return train.steps, loss
+
+
+def _show_sample(config: Config, state: TrainState, batches: Batches) -> None:
+    """Prints how the model goes on from the beginning of the held-out text."""
+    length, window = config.train.sample_tokens, config.train.sequence_length
+    if not length or config.data.source == "synthetic":
+        return
+    prompt = batches.sequence(0)[: max(1, min(64, window // 2))]
+    text = jax.jit(greedy, static_argnums=2)(state.params, prompt, min(length, max(1, window - len(prompt))))
+    prompt, rest = np.split(np.asarray(text), [len(prompt)])
+    print(f"sample, going on from the held-out text at |:\n{decode(prompt)}|{decode(rest)}\n")
+
+
+def _diverged(step: int, metrics: dict[str, float]) -> str:
+    rate = metrics.get("learning_rate", math.nan)
+    return (
+        f"loss is {metrics['loss']} at step {step}: learning rate {rate:.2e}, gradient norm {metrics['grad_norm']:.3g}\n"
+        "try a lower optimizer.learning_rate, a longer optimizer.warmup_fraction, a smaller optimizer.clip_norm, "
+        "or train.dtype=float32"
+    )
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    print(f"{what} in {time.perf_counter() - start:.1f} s")
+
+
+def _write(log: TextIO, row: dict[str, float]) -> None:
+    log.write(json.dumps(row) + "\n")
+    log.flush()

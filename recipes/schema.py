@@ -1,0 +1,104 @@
+"""The configuration as Hydra sees it: every group has a schema, so that a wrong key or type is an error."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from recipes.config import RunConfig, TrainConfig
+from recipes.data.config import DataConfig
+from recipes.optim import OptimizerConfig
+from recipes.placement.spec import Placement, StatePlacement
+from recipes.plan.targets import Target
+from zoo.checks import ConfigError, from_fields
+from zoo.registry import FAMILIES, ModelConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration read and checked, as far as it can be without the model. `explain`: say who decided each cell."""
+
+    model: ModelConfig
+    placement: Placement
+    explain: bool
+    optimizer: OptimizerConfig
+    data: DataConfig
+    train: TrainConfig
+    run: RunConfig
+
+
+_GROUPS = {"optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
+
+
+def register() -> None:
+    """Tells Hydra the schemas that the files under `conf/` name in their defaults."""
+    store = ConfigStore.instance()
+    for family, kind in FAMILIES.items():
+        store.store(group="family", name=family, node=_schema(kind))
+    for name, kind in _GROUPS.items():
+        store.store(group="schema", name=name, node=_schema(kind))
+    store.store(group="schema", name="placement", node=_placement_schema())
+    root: dict[str, Any] = dict.fromkeys(("model", "placement", "optimizer", "data"), MISSING)
+    store.store(name="schema", node={**root, "train": _schema(TrainConfig), "run": _schema(RunConfig)})
+
+
+def read(tree: DictConfig) -> Config:
+    """The configuration as frozen dataclasses. Raises ConfigError where a value cannot be."""
+    missing = sorted(OmegaConf.missing_keys(tree))
+    if missing:
+        raise ConfigError(missing[0], "???", "has no value; give it on the command line or in a file")
+    fields: dict[str, Any] = OmegaConf.to_container(tree, resolve=True)  # type: ignore[assignment]
+    family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
+    kinds = {kind.__name__: kind for kind in FAMILIES.values()}
+    explain = fields["placement"].pop("explain")
+    return Config(
+        model=from_fields(kinds[family], fields["model"], "model"),
+        placement=from_fields(Placement, fields["placement"], "placement"),
+        explain=explain,
+        optimizer=from_fields(OptimizerConfig, fields["optimizer"], "optimizer"),
+        data=from_fields(DataConfig, fields["data"], "data"),
+        train=from_fields(TrainConfig, fields["train"], "train"),
+        run=from_fields(RunConfig, fields["run"], "run"),
+    )
+
+
+def _placement_schema() -> DictConfig:
+    """Tags and layers become keys without `+`: `recipes.resolve` checks them when the model is known."""
+    explained = dataclasses.make_dataclass(
+        "Placement",
+        [
+            ("default", str, "remat"),
+            ("activations", dict[str, Any], field(default_factory=dict)),
+            ("layers", dict[Any, Any], field(default_factory=dict)),
+            ("state", _twin(StatePlacement), field(default_factory=_twin(StatePlacement))),
+            ("explain", bool, False),
+        ],
+    )
+    node = OmegaConf.structured(explained)
+    OmegaConf.set_struct(node.activations, False)
+    OmegaConf.set_struct(node.layers, False)
+    return node
+
+
+def _schema(kind: type) -> DictConfig:
+    return OmegaConf.structured(_twin(kind))
+
+
+@cache
+def _twin(kind: type) -> type:
+    """A dataclass of the same name and fields that is not frozen and checks nothing.
+
+    OmegaConf takes a frozen dataclass for a configuration that no one may override.
+    """
+    fields = []
+    for item in dataclasses.fields(kind):
+        nested: Any = _twin(item.type) if dataclasses.is_dataclass(item.type) else item.type  # type: ignore[arg-type]
+        default: Any = MISSING if item.default is dataclasses.MISSING else item.default
+        if item.default_factory is not dataclasses.MISSING:
+            values = dataclasses.asdict(item.default_factory())  # type: ignore[call-overload]
+            default = field(default_factory=lambda nested=nested, values=values: nested(**values))
+        fields.append((item.name, nested, default))
+    return dataclasses.make_dataclass(kind.__name__, fields)

@@ -45,3 +45,7 @@ class RunConfig:
 
     dir: str
     compile_cache: str | None = None
+
+    def __post_init__(self):
+        if not self.dir:
+            raise ConfigError("run.dir", "", "must name a folder")

@@ -20,7 +20,6 @@ from recipes.data.source import Corpus
 from recipes.display import progress
 from recipes.optim import make_optimizer
 from recipes.placement.resolve import Table, place, resolve
-from recipes.plot import plot_loss
 from recipes.sample import greedy
 from recipes.schema import Config
 from recipes.step.loss import Loss, next_token_loss
@@ -65,6 +64,10 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         except KeyboardInterrupt:
             print(f"stopped after {len(losses)} steps")
     if losses:
+        from recipes.plot import (
+            plot_loss,
+        )  # importing matplotlib takes a second, which the first step need not wait for
+
         plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
     print(f"written to {folder}")
     return code
@@ -165,7 +168,7 @@ def _show_sample(config: Config, state: TrainState, batches: Batches) -> None:
 def _diverged(step: int, metrics: dict[str, float]) -> str:
     rate = metrics.get("learning_rate", math.nan)
     return (
-        f"loss is {metrics['loss']} at step {step}: learning rate {rate:.2e}, gradient norm {metrics['grad_norm']:.3g}\n"
+        f"loss {metrics['loss']} at step {step}: learning rate {rate:.2e}, gradient norm {metrics['grad_norm']:.3g}\n"
         "try a lower optimizer.learning_rate, a longer optimizer.warmup_fraction, a smaller optimizer.clip_norm, "
         "or train.dtype=float32"
     )

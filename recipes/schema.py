@@ -50,6 +50,9 @@ def read(tree: DictConfig) -> Config:
     missing = sorted(OmegaConf.missing_keys(tree))
     if missing:
         raise ConfigError(missing[0], "???", "has no value; give it on the command line or in a file")
+    for section in ("model", "placement", "optimizer", "data", "train", "run"):
+        if not isinstance(tree[section], DictConfig):
+            raise ConfigError(section, tree[section], "needs a map of keys to values, or a choice of its group")
     fields: dict[str, Any] = OmegaConf.to_container(tree, resolve=True)  # type: ignore[assignment]
     family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
     kinds = {kind.__name__: kind for kind in FAMILIES.values()}

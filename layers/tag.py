@@ -54,8 +54,9 @@ class Tag[A](eqx.Module):
 
     @property
     def discrete(self) -> bool:
-        """Whether the array holds decisions (integers): recomputing these may choose differently, so they are kept."""
-        return all(dtype.startswith(("int", "uint")) for dtype in self.array.dtypes)
+        """Whether the array holds decisions (no floats): recomputing these may choose differently, so they are kept."""
+        dtypes = self.array.dtypes
+        return isinstance(dtypes, tuple) and all(dtype.startswith(("int", "uint", "bool")) for dtype in dtypes)
 
 
 def tag(*, carried: bool = False, follows: str | None = None) -> Any:

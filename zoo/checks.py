@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,6 +60,24 @@ def from_fields(kind: type, fields: Mapping[str, Any], prefix: str) -> Any:
         key = f"{prefix}.{name}"
         if name not in allowed:
             raise ConfigError(key, value, f"{kind.__name__} has no such field", allowed=allowed, name=name)
-        nested = dataclasses.is_dataclass(allowed[name]) and isinstance(value, Mapping)
-        values[name] = from_fields(allowed[name], value, key) if nested else value
+        values[name] = _fit(key, value, allowed[name])
     return kind(**values)
+
+
+def _fit(key: str, value: Any, wanted: Any) -> Any:
+    """`value` as the type of its field: a mapping becomes a dataclass, an integer a float; else ConfigError."""
+    kinds = _classes(wanted)
+    if dataclasses.is_dataclass(kinds[0]) and isinstance(value, Mapping):
+        return from_fields(kinds[0], value, key)
+    if type(value) is int and float in kinds:
+        return float(value)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise ConfigError(key, value, f"must be of type {getattr(wanted, '__name__', wanted)}")
+    return value
+
+
+def _classes(annotation: Any) -> tuple[type, ...]:
+    """`int | None` as (int, NoneType), `Mapping[str, str]` as (Mapping,)."""
+    if isinstance(annotation, types.UnionType):
+        return typing.get_args(annotation)
+    return (typing.get_origin(annotation) or annotation,)

@@ -27,7 +27,7 @@ from layers.buffer import split_buffers
 from layers.tag import tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.resolve import Table, place, resolve
-from recipes.placement.segments import replace_places, unplace
+from recipes.placement.segments import Run, replace_places, unplace
 from recipes.placement.spec import PLACES, Placement
 from recipes.verify.jaxpr import saved
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
@@ -186,8 +186,6 @@ def _value_and_gradient(fn: Scalar, model: PyTree, *args: Any) -> PyTree:
 
 def _asked(table: Table, placed: PyTree) -> list[tuple[int, str, str, int, int]]:
     """`(run, tag, place, layers, bytes of a layer)` of each cell that is kept, by the table alone."""
-    from recipes.placement.segments import Run
-
     leaves = jax.tree.leaves(placed, is_leaf=lambda node: isinstance(node, Run))
     runs = [leaf for leaf in leaves if isinstance(leaf, Run)]
     assert len(runs) == table.num_segments

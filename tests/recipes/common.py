@@ -1,0 +1,68 @@
+"""What the tests of `recipes` share: tiny models, each made once, and the loss that placements are checked with."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import recipes.placement.resolve as resolving
+import zoo
+from recipes.placement.effect import savable
+from recipes.step.loss import next_token_loss
+from recipes.verify.equivalence import SAMPLES, Sample
+from tests import helpers
+
+# Of a test that draws placements: under the import hook beartype picks what it checks at random, in a strategy too.
+BEARTYPE_DRAWS = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+def total(model: Any, batch: Any) -> jax.Array:
+    """All parts of the loss, in more than one chunk."""
+    return next_token_loss(model, batch, balance=0.1, z_loss=1e-2, chunk=3).total
+
+
+@functools.cache
+def abstract(name: str) -> Any:
+    return zoo.abstract(SAMPLES[name].config)
+
+
+@functools.cache
+def model(name: str) -> Any:
+    """A sample's model, NumPy arrays: weights of the sample's deviation, norms and routing biases around one."""
+    return helpers.host(helpers.drawn(lambda: abstract(name)))
+
+
+def batch(name: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random tokens, some of which are no targets, in two segments a sequence."""
+    sample: Sample = SAMPLES[name]
+    tokens = sample.batch(seed)["tokens"]
+    positions = np.arange(tokens.shape[1], dtype=np.int32)
+    mask = np.random.default_rng(seed + 1).random(tokens.shape) < 0.8
+    mask[:, 1] = True  # a micro-batch without any target has no mean
+    segments = np.broadcast_to(positions >= 3, tokens.shape).astype(np.int32)
+    return {"tokens": tokens, "loss_mask": mask, "segment_ids": segments}
+
+
+def remembered(find: Callable) -> Callable:
+    """`savable` that traces each model of this file once for each size of batch."""
+    known: dict[tuple[int, tuple], Any] = {}
+
+    def find_once(model: Any, example: Sequence[Any]) -> Any:
+        sizes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model))
+        key = (hash((jax.tree.structure(model), sizes)), tuple(example))
+        if key not in known:
+            known[key] = find(model, example)
+        return known[key]
+
+    return find_once
+
+
+@pytest.fixture(scope="module")
+def savable_once() -> Iterator[None]:
+    """`resolve` with a memory, for tests that resolve many placements of few models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolving, "savable", remembered(savable))
+        yield

@@ -30,12 +30,14 @@ def init_state(placed: PyTree, optimizer: optax.GradientTransformation, dtype: A
     """The state before the first step, from a float32 model, placed or canonical; `dtype` is that of computation."""
     trainable, _ = split_buffers(placed)
     narrow = jnp.dtype(dtype) != jnp.float32
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+        opt_state = optimizer.init(trainable)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         cursor=jnp.zeros((), jnp.int32),
         params=cast(placed, dtype) if narrow else placed,
         master=trainable if narrow else None,
-        opt_state=optimizer.init(trainable),
+        opt_state=opt_state,
     )
 
 

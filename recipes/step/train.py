@@ -44,7 +44,8 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
         trainable, buffers = split_buffers(state.params)
         master = trainable if state.master is None else state.master
-        updates, opt_state = optimizer.update(gradients, state.opt_state, master)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+            updates, opt_state = optimizer.update(gradients, state.opt_state, master)
         master = optax.apply_updates(master, updates)
         params = eqx.combine(master, buffers)
         if state.master is not None:
@@ -112,7 +113,7 @@ def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: f
 def _metrics(result: Loss, gradients: PyTree, opt_state: PyTree) -> Metrics:
     metrics: dict[str, Float32[Array, ""]] = {"loss": result.total / result.weight}
     metrics |= {name: value / result.weight for name, value in result.metrics.items()}
-    metrics["grad_norm"] = optax.global_norm(gradients)
+    metrics["grad_norm"] = optax.tree.norm(gradients)
     rates: Mapping = dict(optax.tree.get_all_with_path(opt_state, "learning_rate"))
     if rates:
         metrics["learning_rate"] = next(iter(rates.values()))

@@ -31,7 +31,7 @@ def abstract(name: str) -> Any:
 
 @functools.cache
 def model(name: str) -> Any:
-    """A sample's model, NumPy arrays: weights of the sample's deviation, norms and routing biases around one."""
+    """A sample's model in NumPy arrays: normal weights, norms and routing biases around one."""
     return helpers.host(helpers.drawn(lambda: abstract(name)))
 
 
@@ -48,11 +48,11 @@ def batch(name: str, seed: int = 0) -> dict[str, np.ndarray]:
 
 def remembered(find: Callable) -> Callable:
     """`savable` that traces each model of this file once for each size of batch."""
-    known: dict[tuple[int, tuple], Any] = {}
+    known: dict[Any, Any] = {}
 
     def find_once(model: Any, example: Sequence[Any]) -> Any:
         sizes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model))
-        key = (hash((jax.tree.structure(model), sizes)), tuple(example))
+        key = (jax.tree.structure(model), sizes, tuple(example))
         if key not in known:
             known[key] = find(model, example)
         return known[key]

@@ -78,11 +78,13 @@ def assert_equivalent(
     Returns the difference to the canonical model. Raises AssertionError naming the worst leaf.
     """
     source = jax.tree.map(np.asarray, model)  # `place` donates
-    placed = place(source, placement, table=resolve(placement, model, example))
-    twin = replace_places(placed, lambda place: "device" if place == "host" else place)
+    table = resolve(placement, model, example)
+    placed = place(source, placement, table=table)
     actual = unplace(value_and_gradient(fn, placed, *args, options=options))
-    to_twin = difference(actual, unplace(value_and_gradient(fn, twin, *args, options=options)))
-    assert to_twin.worst == 0, f"host and device differ: {to_twin.worst_leaf} by {to_twin.worst:.3e}; {placement}"
+    if table.place_bytes("host"):  # else it is its own twin
+        twin = replace_places(placed, lambda place: "device" if place == "host" else place)
+        to_twin = difference(actual, unplace(value_and_gradient(fn, twin, *args, options=options)))
+        assert to_twin.worst == 0, f"host and device differ: {to_twin.worst_leaf} by {to_twin.worst:.3e}; {placement}"
     if expected is None:
         expected = value_and_gradient(fn, model, *args, options=options)
     found = difference(actual, expected)
@@ -228,11 +230,11 @@ SAMPLES: dict[str, Sample] = {
         5,
     ),
     "deepseek_nine_experts": Sample(
-        _deepseek(RouterConfig(groups=3, groups_kept=2), num_layers=3, num_dense_layers=1, num_experts=9), 1, 7
+        _deepseek(RouterConfig(groups=3, groups_kept=2), num_layers=2, num_dense_layers=1, num_experts=9), 1, 7
     ),
     "deepseek_v2": Sample(
         _deepseek(_V2, num_layers=2, num_dense_layers=1, num_experts=4, query_rank=None, tied_embeddings=True), 2, 5
     ),
     "deepseek_all_moe": Sample(_deepseek(RouterConfig(), num_layers=2, num_dense_layers=0, num_experts=4), 2, 8),
-    "deepseek_all_dense": Sample(_deepseek(RouterConfig(), num_layers=4, num_dense_layers=4, num_experts=2), 1, 5),
+    "deepseek_all_dense": Sample(_deepseek(RouterConfig(), num_layers=2, num_dense_layers=2, num_experts=2), 1, 5),
 }

@@ -25,14 +25,14 @@ def total(model: Any, batch: Any) -> jax.Array:
 
 
 @functools.cache
-def abstract(name: str) -> Any:
-    return zoo.abstract(SAMPLES[name].config)
+def abstract(name: str, **overrides: Any) -> Any:
+    return zoo.abstract(SAMPLES[name].config, **overrides)
 
 
 @functools.cache
-def model(name: str) -> Any:
+def model(name: str, **overrides: Any) -> Any:
     """A sample's model in NumPy arrays: normal weights, norms and routing biases around one."""
-    return helpers.host(helpers.drawn(lambda: abstract(name)))
+    return helpers.host(helpers.drawn(lambda: abstract(name, **overrides)))
 
 
 def batch(name: str, seed: int = 0) -> dict[str, np.ndarray]:

@@ -96,7 +96,7 @@ BAD = [
     ("model.num_experts=6", ["model.num_experts=6", "groups=4"]),
     ("model.experts_per_token=5", ["model.experts_per_token=5", "4 experts"]),
     ("model.experts_per_token=1", ["model.experts_per_token=1", "model.router.normalize=false"]),
-    ("model=debug_llama model.num_kv_heads=3", ["model.num_heads=8", "num_kv_heads=3"]),
+    ("model=debug_llama model.num_kv_heads=3", ["model.num_heads=4", "num_kv_heads=3"]),
     ("placement=hst", ["placement=hst", "did you mean host"]),
     ("placement.default=on", ["placement.default=on", "device, host, remat"]),
     ("placement.activations.moe_gat=host", ["moe_gat", "did you mean moe_gate"]),

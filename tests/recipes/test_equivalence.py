@@ -27,10 +27,11 @@ from tests.recipes.common import BEARTYPE_DRAWS, abstract, batch, model, savable
 
 pytestmark = [pytest.mark.usefixtures(savable_once.__name__), BEARTYPE_DRAWS]
 
-# Examples of each model: 24 in all by default, 504 in the long profile.
-EXAMPLES = {"default": 3, "long": 63}
-assert EXAMPLES["default"] * len(SAMPLES) >= 24
-assert EXAMPLES["long"] * len(SAMPLES) >= 500
+# Examples of each model in the default profile, fewer where compiling takes longer; the long profile draws 21 times more.
+EXAMPLES = dict(zip(SAMPLES, (5, 4, 3, 3, 2, 2, 2, 3), strict=True))
+FACTOR = {"default": 1, "long": 21}
+assert sum(EXAMPLES.values()) >= 24
+assert sum(EXAMPLES.values()) * FACTOR["long"] >= 500
 
 FAST = {"xla_backend_optimization_level": 0}
 
@@ -43,7 +44,7 @@ def reference(name: str) -> Any:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_random_tables_give_the_gradients_of_their_twins(name: str):
-    @settings(max_examples=EXAMPLES.get(settings.get_current_profile_name(), 3))
+    @settings(max_examples=EXAMPLES[name] * FACTOR.get(settings.get_current_profile_name(), 1))
     @given(placements(model(name), SAMPLES[name].example))
     def check(placement: Placement):
         assert_equivalent(
@@ -86,36 +87,34 @@ def test_segments_change_nothing():
 
 def test_equal_tokens_choose_equal_experts_when_recomputed():
     """Case 5: ties everywhere; saved or recomputed, the backward pass uses the experts of the forward pass."""
-    name = "deepseek_all_moe"
+    name = "deepseek_nine_experts"
     data = batch(name) | {"tokens": np.full_like(batch(name)["tokens"], 3)}
-    saved = gradients(name, Placement(default="device"), data)
+    saved = gradients(name, Placement(), data)
     helpers.assert_finite(saved)
-    for where in ("host", "remat"):
-        helpers.assert_bit_equal(gradients(name, Placement(activations={"moe_chosen": where}), data), saved)
+    helpers.assert_bit_equal(gradients(name, Placement(activations={"moe_chosen": "remat"}), data), saved)
 
 
 def test_idle_experts_get_exactly_no_gradient_and_the_others_some():
-    """Case 6, by the maximum of each expert: the selection bias keeps half of the experts out of reach."""
-    name = "deepseek_all_moe"
-    bias = np.array([0.0, -9.0, -9.0, 0.0], np.float32)
-    edited = eqx.tree_at(lambda m: [b.moe.router.bias.value for b in m.layers.blocks], model(name), [bias, bias])
+    """Case 6, by the maximum of each expert: the selection bias keeps five of nine experts out of reach."""
+    name, active = "deepseek_nine_experts", [0, 1, 3, 4]
+    bias = np.full(9, -9.0, np.float32)
+    bias[active] = 0
+    edited = eqx.tree_at(lambda m: m.layers.blocks[1].moe.router.bias.value, model(name), bias)
     placed = place(edited, Placement(default="host"))
-    _, gradient = unplace(value_and_gradient(total, placed, batch(name)))
-    for block in gradient.layers.blocks:
-        experts = block.moe.experts
-        for leaf in (experts.gate_proj, experts.up_proj, experts.down_proj):
-            largest = np.abs(leaf).max(axis=(1, 2))
-            assert np.isfinite(largest).all()
-            assert (largest[[1, 2]] == 0).all()
-            assert (largest[[0, 3]] > 1e-6).all()
-        assert block.moe.router.bias.value is None
+    gradient = unplace(value_and_gradient(total, placed, batch(name), options=FAST)[1])
+    experts = gradient.layers.blocks[1].moe.experts
+    for leaf in (experts.gate_proj, experts.up_proj, experts.down_proj):
+        largest = np.abs(leaf).max(axis=(1, 2))
+        assert (np.delete(largest, active) == 0).all()
+        assert (largest[active] > 1e-6).all()
+    assert gradient.layers.blocks[1].moe.router.bias.value is None
 
 
 class Bend(eqx.Module):
     """A block of one's own."""
 
     weight: Array
-    bent: Tag[Float[Array, "batch dim"]] = tag()
+    bent: Tag[Float[Array, "batch seq dim"]] = tag()
 
     def __init__(self, weight: Any):
         self.weight = weight
@@ -133,7 +132,7 @@ class Own(eqx.Module):
 
 
 OWN = Own(Stack(tuple(Bend(helpers.normal(seed, 3, 3)) for seed in range(3))))
-X = helpers.normal(9, 2, 3)
+X = helpers.normal(9, 1, 2, 3)
 OWN_EXAMPLE = (jax.ShapeDtypeStruct(X.shape, X.dtype),)
 
 

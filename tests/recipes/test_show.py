@@ -24,7 +24,7 @@ def test_equal_layers_share_a_column():
 
 
 def test_a_layer_without_the_tag_has_an_empty_cell():
-    lines = str(resolve(Placement(), abstract("deepseek_nine_experts"), EXAMPLE)).splitlines()
+    lines = str(resolve(Placement(), abstract("deepseek_nine_experts", num_layers=3), EXAMPLE)).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["placement"][-2:] == ["0", "1-2"]
     assert rows["mlp_up"][-1] == "remat"

@@ -78,26 +78,30 @@ def _attend(query, key, value, segment_ids, scale, chunk, segmented, names):
 
 
 def _attend_forward(query, key, value, segment_ids, scale, chunk, segmented, names):
-    context, lse = _forward(_Blocks.split(query, key, value, segment_ids, chunk), scale, segmented)
+    blocks = _Blocks.split(query, key, value, segment_ids, chunk)
+    context, lse = _forward(blocks, scale, segmented)
     context = names.context(_join_queries(context, query).astype(value.dtype))
     lse = names.lse(rearrange(lse, "n b h g c -> b (h g) (n c)")[..., : query.shape[1]])
-    return context, (query, key, value, segment_ids, context, lse)
+    # Of one chunk the probabilities too: recomputation then has the scores at hand and needs no second product. They
+    # come from the *named* log-sum-exp, so that where that is saved no maximum and no sum is taken again.
+    weights = (
+        _weights(blocks, 0, 0, _split_rows(lse, key.shape[2], chunk), scale, segmented) if _dense(blocks) else None
+    )
+    return context, (query, key, value, segment_ids, context, lse, weights)
 
 
 def _attend_backward(scale, chunk, segmented, names, residuals, d_context):
-    query, key, value, segment_ids, context, lse = residuals
+    query, key, value, segment_ids, context, lse, weights = residuals
     delta = jnp.einsum("bshv,bshv->bhs", context, d_context, preferred_element_type=jnp.float32)
     blocks = _Blocks.split(query, key, value, segment_ids, chunk)
     lse, delta = (_split_rows(x, key.shape[2], chunk) for x in (lse, delta))
-    d_query, d_key, d_value = _backward(
-        blocks, lse, delta, _split_queries(d_context, key.shape[2], chunk), scale, segmented
-    )
-    return (
-        _join_queries(d_query, query).astype(query.dtype),
-        _join_keys(d_key, key).astype(key.dtype),
-        _join_keys(d_value, value).astype(value.dtype),
-        None,
-    )
+    slopes = _split_queries(d_context, key.shape[2], chunk)
+    if weights is not None:
+        sums = (x[None] for x in _pair_gradients(blocks, 0, 0, weights, delta, slopes, scale))
+    else:
+        sums = _backward(blocks, lse, delta, slopes, scale, segmented)
+    joined = zip((_join_queries, _join_keys, _join_keys), sums, (query, key, value), strict=True)
+    return (*(join(total, like).astype(like.dtype) for join, total, like in joined), None)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -131,8 +135,7 @@ class _Blocks(NamedTuple):
 
 def _forward(blocks: _Blocks, scale: float, segmented: bool):
     """`(context [n b h g c v], lse [n b h g c])`, both float32."""
-    n = blocks.key.shape[0]
-    if n == 1:
+    if _dense(blocks):
         scores = blocks.scores(0, 0, scale, segmented)
         top = jnp.max(scores, -1, keepdims=True)
         weights = jnp.exp(scores - top)
@@ -155,36 +158,42 @@ def _forward(blocks: _Blocks, scale: float, segmented: bool):
     rows = blocks.query.shape[:-1]
     zeros = jnp.zeros((*rows, blocks.value.shape[-1]), jnp.float32)
     start = (zeros, jnp.full(rows, -jnp.inf, jnp.float32), jnp.zeros(rows, jnp.float32))
-    (context, top, total), _ = jax.lax.scan(visit, start, _pairs(n))
+    (context, top, total), _ = jax.lax.scan(visit, start, _pairs(blocks.key.shape[0]))
     return context / total[..., None], top + jnp.log(total)
 
 
-def _backward(blocks: _Blocks, lse, delta, d_context, scale: float, segmented: bool):
+def _backward(blocks: _Blocks, lse, delta, slopes, scale: float, segmented: bool):
     """Gradients of queries `[n b h g c d]`, keys `[n b h c d]` and values `[n b h c v]`, float32."""
-
-    def gradients(i, j):
-        query, key, value, slope = (_at(x, k) for x, k in zip((*blocks[:3], d_context), (i, j, j, i), strict=True))
-        weights = jnp.exp(blocks.scores(i, j, scale, segmented) - _at(lse, i)[..., None])
-        d_weights = jnp.einsum("bhgqv,bhsv->bhgqs", slope, value, preferred_element_type=jnp.float32)
-        d_scores = (scale * weights * (d_weights - _at(delta, i)[..., None])).astype(query.dtype)
-        return (
-            jnp.einsum("bhgqs,bhsd->bhgqd", d_scores, key, preferred_element_type=jnp.float32),
-            jnp.einsum("bhgqs,bhgqd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
-            jnp.einsum("bhgqs,bhgqv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
-        )
-
-    n = blocks.key.shape[0]
-    if n == 1:
-        return tuple(x[None] for x in gradients(0, 0))
 
     def visit(sums, pair):
         i, j = pair
-        places = (i, j, j)
-        parts = gradients(i, j)
-        return tuple(_put(s, k, _at(s, k) + x) for s, k, x in zip(sums, places, parts, strict=True)), None
+        weights = _weights(blocks, i, j, lse, scale, segmented)
+        parts = _pair_gradients(blocks, i, j, weights, delta, slopes, scale)
+        return tuple(_put(s, k, _at(s, k) + x) for s, k, x in zip(sums, (i, j, j), parts, strict=True)), None
 
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in blocks[:3])
-    return jax.lax.scan(visit, start, _pairs(n))[0]
+    return jax.lax.scan(visit, start, _pairs(blocks.key.shape[0]))[0]
+
+
+def _weights(blocks: _Blocks, i, j, lse, scale: float, segmented: bool) -> Float[Array, "b h g q s"]:
+    """Probabilities of query chunk `i` on key chunk `j`."""
+    return jnp.exp(blocks.scores(i, j, scale, segmented) - _at(lse, i)[..., None])
+
+
+def _pair_gradients(blocks: _Blocks, i, j, weights, delta, slopes, scale: float):
+    """What query chunk `i` and key chunk `j` give to the gradients of queries, keys and values."""
+    query, key, value, slope = (_at(x, k) for x, k in zip((*blocks[:3], slopes), (i, j, j, i), strict=True))
+    d_weights = jnp.einsum("bhgqv,bhsv->bhgqs", slope, value, preferred_element_type=jnp.float32)
+    d_scores = (scale * weights * (d_weights - _at(delta, i)[..., None])).astype(query.dtype)
+    return (
+        jnp.einsum("bhgqs,bhsd->bhgqd", d_scores, key, preferred_element_type=jnp.float32),
+        jnp.einsum("bhgqs,bhgqd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
+        jnp.einsum("bhgqs,bhgqv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
+    )
+
+
+def _dense(blocks: _Blocks) -> bool:
+    return blocks.key.shape[0] == 1
 
 
 def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:

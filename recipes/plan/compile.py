@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -48,8 +49,9 @@ def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
     start = time.perf_counter()
-    # Autotuning would need the device.
-    compiled = jitted.lower(*abstract).compile(compiler_options={"xla_gpu_autotune_level": 0})
+    with _without_persistent_cache():
+        # Autotuning would need the device.
+        compiled = jitted.lower(*abstract).compile(compiler_options={"xla_gpu_autotune_level": 0})
     seconds = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
     return CompiledMemory(
@@ -80,7 +82,20 @@ def _devices(target: Target) -> list[Any]:
 
 
 @contextmanager
-def _quiet(name: str) -> Any:
+def _without_persistent_cache() -> Iterator[None]:
+    """JAX would write what is compiled for an absent device to its cache, and then fail to read it."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
     """The plugin complains of the missing CUDA libraries, which compiling does not need."""
     logger = logging.getLogger(name)
     level = logger.level

@@ -138,7 +138,7 @@ class Sample:
         """What `resolve` takes."""
         return (jax.ShapeDtypeStruct((self.batch_size, self.sequence_length), jnp.int32),)
 
-    def batch(self, seed: int = 0) -> dict[str, np.ndarray]:
+    def batch(self, seed: int = 0) -> dict[str, Any]:
         """Random tokens, one more than the model is called with."""
         shape = (self.batch_size, self.sequence_length + 1)
         return {"tokens": np.random.default_rng(seed).integers(0, self.config.vocab_size, shape, np.int32)}
@@ -208,7 +208,7 @@ def _deepseek(router: RouterConfig, **fields: Any) -> DeepSeekConfig:
     sizes: dict[str, Any] = {"vocab_size": 11, "dim": 8, "num_heads": 2, "query_rank": 5, "kv_rank": 4}
     sizes |= {"nope_head_dim": 3, "rope_head_dim": 2, "value_head_dim": 3, "mlp_dim": 12, "expert_dim": 6}
     sizes |= {"experts_per_token": 2, "num_shared_experts": 1, "init_std": 0.3}
-    return DeepSeekConfig(**sizes | {"router": router} | fields)
+    return DeepSeekConfig(router=router, **sizes | fields)
 
 
 _V2 = RouterConfig(affinity="softmax", selection_bias=False, normalize=False, group_score="max")

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import recipes.placement.resolve as resolving
@@ -35,7 +36,7 @@ def model(name: str, **overrides: Any) -> Any:
     return helpers.host(helpers.drawn(lambda: abstract(name, **overrides)))
 
 
-def batch(name: str, seed: int = 0) -> dict[str, np.ndarray]:
+def batch(name: str, seed: int = 0) -> dict[str, Any]:
     """Random tokens, some of which are no targets, in two segments a sequence."""
     sample: Sample = SAMPLES[name]
     tokens = sample.batch(seed)["tokens"]
@@ -44,6 +45,19 @@ def batch(name: str, seed: int = 0) -> dict[str, np.ndarray]:
     mask[:, 1] = True  # a micro-batch without any target has no mean
     segments = np.broadcast_to(positions >= 3, tokens.shape).astype(np.int32)
     return {"tokens": tokens, "loss_mask": mask, "segment_ids": segments}
+
+
+def lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, allowed to promote dtypes: optax raises floats to the power of integers. What calls it is not."""
+
+    def allowed(function: Callable) -> Any:
+        def call(*args: Any) -> Any:
+            with jax.numpy_dtype_promotion("standard"):
+                return function(*args)
+
+        return call
+
+    return optax.GradientTransformation(allowed(optimizer.init), allowed(optimizer.update))
 
 
 def remembered(find: Callable) -> Callable:

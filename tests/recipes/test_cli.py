@@ -20,13 +20,12 @@ model=debug_deepseek model.dim=16 model.num_layers=2 model.num_heads=2 model.que
 model.nope_head_dim=4 model.rope_head_dim=4 model.value_head_dim=4 model.mlp_dim=16 model.expert_dim=8
 model.num_experts=4 model.router.groups=1 model.router.groups_kept=1
 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=2 train.sample_tokens=4
-run.compile_cache=null
 """.split()
 
 
 def zoo_train(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
     """The exit code of `zoo-train` in this process."""
-    monkeypatch.setattr(sys, "argv", ["zoo-train", *overrides])
+    monkeypatch.setattr(sys, "argv", ["zoo-train", "run.compile_cache=null", *overrides])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # so that the launcher's own setting is undone afterwards
     with pytest.raises(SystemExit) as stop:
         train_cli.main()
@@ -169,7 +168,7 @@ def test_interrupt_ends_cleanly(tmp_path, text):
     command = [sys.executable, "-m", "recipes.cli.train", *TINY, "data=text", text, "train.steps=1000000"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
-        [*command, f"run.dir={tmp_path / 'run'}"],
+        [*command, "run.compile_cache=null", f"run.dir={tmp_path / 'run'}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from layers import Stack, Tag, name_tags, tag
 from recipes import Placement, place, resolve, unplace
-from recipes.placement.segments import replace_places
 from recipes.verify.equivalence import (
     SAMPLES,
     assert_equivalent,
@@ -27,7 +26,7 @@ from tests.recipes.common import BEARTYPE_DRAWS, abstract, batch, model, savable
 
 pytestmark = [pytest.mark.usefixtures(savable_once.__name__), BEARTYPE_DRAWS]
 
-# Examples of each model in the default profile, fewer where compiling takes longer; the long profile draws 21 times more.
+# Examples of each model, fewer where compiling takes longer; the long profile draws 21 times as many.
 EXAMPLES = dict(zip(SAMPLES, (5, 4, 3, 3, 2, 2, 2, 3), strict=True))
 FACTOR = {"default": 1, "long": 21}
 assert sum(EXAMPLES.values()) >= 24

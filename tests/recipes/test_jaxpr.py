@@ -23,7 +23,9 @@ TABLES = {name: 20 if name.startswith("llama") else 8 for name in SAMPLES}
 FACTOR = {"default": 1, "long": 5}
 assert sum(TABLES.values()) >= 100
 
-DEEP = Sample(LlamaConfig(vocab_size=11, dim=4, num_layers=32, num_heads=1, num_kv_heads=1, head_dim=4, mlp_dim=6), 1, 5)
+DEEP = Sample(
+    LlamaConfig(vocab_size=11, dim=4, num_layers=32, num_heads=1, num_kv_heads=1, head_dim=4, mlp_dim=6), 1, 5
+)
 
 
 def trace(model: Any, placement: Placement, sample: Sample) -> Any:
@@ -170,7 +172,7 @@ def test_the_check_fails_where_the_program_saves_elsewhere():
         def moved(model: Any, batch: Any, word: str = word) -> Any:
             return total(replace_places(model, lambda place: word if place == "host" else place), batch)
 
-        with pytest.raises(AssertionError, match="missing: .*'mlp_up', 'host', 1"):
+        with pytest.raises(AssertionError, match=r"missing: .*'mlp_up', 'host', 1"):
             assert_saved(moved, placement, abstract("llama_tied"), sample.batch(), example=sample.example)
 
 

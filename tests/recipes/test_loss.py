@@ -24,7 +24,7 @@ WEIGHTS = np.array([[1, 0, 1, 0.5, 1, 0, 2], [0, 0, 0, 1, 1, 1, 1]], np.float32)
 def oracle(hidden: Any, unembedding: Any, targets: Any, weights: Any, z_loss: float) -> tuple[float, float]:
     """`(sum w (nll + z lse^2), sum w nll)` in float64."""
     logits = helpers.wide(hidden) @ helpers.wide(unembedding)
-    lse = logsumexp(logits, axis=-1)
+    lse: Any = logsumexp(logits, axis=-1)
     nll = lse - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return float(np.sum(weights * (nll + z_loss * lse**2))), float(np.sum(weights * nll))
 
@@ -107,7 +107,7 @@ class Echo:
         return type("Output", (), {"hidden": jax.nn.one_hot(tokens, DIM), "aux": None})
 
 
-TOKENS = np.array([[0, 1, 2, 3], [4, 4, 1, 0]], np.int32)
+TOKENS: Any = np.array([[0, 1, 2, 3], [4, 4, 1, 0]], np.int32)
 
 
 def nll(row: int, target: int) -> float:

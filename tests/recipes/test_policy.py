@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
@@ -67,17 +66,6 @@ def test_host_equals_device_and_no_checkpoint(body: Callable, names: set[str]):
 def test_each_name_has_a_place_of_its_own():
     program = jax.make_jaxpr(jax.grad(loss(transposed, {"square": "device", "turned": "host"})))(X, W)
     assert {(r.tag, r.place) for r in saved(program)} == {("square", "device"), ("turned", "host")}
-
-
-def test_gradients_are_those_of_finite_differences():
-    """In float32: the loss is of order one, and a step of 1e-2 leaves an error of order 1e-4 of the slope."""
-    for body, names in BODIES.values():
-        call = jax.jit(loss(body, dict.fromkeys(names, "host")))
-        direction = helpers.normal(3, LAYERS, SIDE, SIDE)
-        slope = float(np.sum(np.asarray(jax.jit(jax.grad(call, 1))(X, W)) * direction))
-        step = np.float32(1e-2)
-        difference = float(call(X, W + step * direction) - call(X, W - step * direction)) / (2 * float(step))
-        assert difference == pytest.approx(slope, rel=helpers.FINITE_DIFFERENCE)
 
 
 @pytest.mark.parametrize("place", ["offload", "pinned_host", "on", ""])

@@ -200,7 +200,9 @@ def test_a_cell_without_effect_is_skipped_by_defaults_and_refused_by_name():
         assert found.rows() == [{"faint_bent": default}] * 2
         assert found.place_bytes(default) == 2 * 2 * 3 * 4
         assert "faint_shifted  -" in str(found)
-    for fields in ({"activations": {"faint_shifted": "host"}}, {"layers": {"1": {"faint_shifted": "remat"}}}):
+    refused: list[dict[str, Any]] = [{"activations": {"faint_shifted": "host"}}]
+    refused += [{"layers": {"1": {"faint_shifted": "remat"}}}]
+    for fields in refused:
         with pytest.raises(ConfigError, match=r"(?s)faint_shifted: no place of it has an effect.*name one of: faint_b"):
             resolve(Placement(**fields), model, example)
 

@@ -1,5 +1,6 @@
 """Runs of equal layers: exact inverses, one scan a run, edits on the canonical model."""
 
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -79,7 +80,7 @@ def test_runs_are_maximal_and_lose_no_layer(rows: list[str], data: st.DataObject
     assert [layer for run in found for layer in run] == list(range(len(rows)))
     kinds = [{(rows[layer], widths[layer]) for layer in run} for run in found]
     assert all(len(kind) == 1 for kind in kinds)
-    assert all(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+    assert all(a != b for a, b in pairwise(kinds))
 
 
 def test_layers_of_other_fields_shapes_or_dtypes_never_share_a_run():

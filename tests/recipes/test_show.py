@@ -41,7 +41,7 @@ def test_a_table_of_many_columns_is_broken_into_lines_of_limited_width():
 def test_explain_names_the_entry_that_decided():
     text = resolve(PLACEMENT, abstract("llama_five_layers"), EXAMPLE).explain()
     rows = [line.split() for line in text.splitlines()]
-    assert ["tag", "layers", "place", "decided", "by"] == rows[0]
+    assert rows[0] == ["tag", "layers", "place", "decided", "by"]
     assert ["mlp_up", "1+3", "host", "placement.layers.1+3.mlp_up"] in rows
     assert ["mlp_up", "4", "device", "placement.layers.last.mlp_up"] in rows
     assert ["mlp_up", "0+2", "remat", "placement.default"] in rows

@@ -118,7 +118,7 @@ def test_offload_is_answered_with_host(key: str, make: Any):
 
 
 def test_a_misspelt_place_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean device?"):
+    with pytest.raises(ConfigError, match=r"did you mean device\?"):
         Placement(default="devise")
 
 

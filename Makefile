@@ -42,7 +42,7 @@ train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds
 
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)
-	@$(call without,JAX_% XLA_%) .venv/bin/pytest $(ARGS)
+	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(filter .%,$(UV)) ## ruff and pyright
 	$(SYNC) $(EVERYTHING)

@@ -35,7 +35,7 @@ def require_positive(prefix: str, config: Any, *names: str) -> None:
             raise ConfigError(f"{prefix}.{name}", value, "must be above zero")
 
 
-def require_choice(key: str, value: str, allowed: Iterable[str]) -> None:
+def require_choice(key: str, value: Any, allowed: Iterable[str]) -> None:
     """Raises ConfigError unless `value` is one of the allowed words."""
     allowed = list(allowed)
     if value not in allowed:

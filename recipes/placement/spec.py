@@ -95,8 +95,10 @@ def layer_numbers(key: str, num_layers: int) -> frozenset[int]:
     numbers: set[int] = set()
     for ends in _parse(key):
         first, last = (num_layers - 1 if end == "last" else int(end) for end in ends)
-        if last >= num_layers:
+        if max(first, last) >= num_layers:
             raise ConfigError("placement.layers", key, f"the model has layers 0 to {num_layers - 1}")
+        if first > last:
+            raise ConfigError("placement.layers", key, f"runs backwards: the last layer is {num_layers - 1}")
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
 

@@ -143,7 +143,7 @@ def test_sequences_belong_to_micro_batches_in_turn(accumulate: int):
         return recipes.Loss(params["w"] * number, jnp.float32(1))
 
     step = make_train_step(keep_gradient(), squared, accumulate)
-    tokens = np.array([1, 2, 4, 7, 11, 16, 22, 29], np.int32)  # no two ways to share these give equal squares
+    tokens: Any = np.array([1, 2, 4, 7, 11, 16, 22, 29], np.int32)  # no two ways to share these give equal squares
     state, metrics = step(recipes.init_state({"w": jnp.float32(2)}, keep_gradient()), {"tokens": tokens[:, None]})
     mean = sum(int(tokens[turn::accumulate].sum()) ** 2 for turn in range(accumulate)) / accumulate
     assert float(state.opt_state["w"]) == mean

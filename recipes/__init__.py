@@ -32,6 +32,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("plan", "verify"):
+        return import_module(f"recipes.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module recipes has no attribute {name}")
     return getattr(import_module(_HOMES[name]), name)

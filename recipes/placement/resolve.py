@@ -134,7 +134,7 @@ def _row(
     layer: int, known: Mapping[str, Tag], sizes: Mapping[str, int], entries: _Entries, default: str
 ) -> dict[str, Cell]:
     row: dict[str, Cell] = {}
-    for name, tag in known.items():
+    for name, tag in sorted(known.items(), key=lambda item: item[1].follows is not None):  # leaders first
         said = entries.find(layer, name)
         size = sizes.get(name, 0)
         if tag.follows is not None:
@@ -144,7 +144,7 @@ def _row(
         else:
             _check_effect(layer, name, tag, said, sizes)
             row[name] = Cell(said[0], said[1], size)
-    return row
+    return {name: row[name] for name in known}
 
 
 def _default_place(tag: Tag, default: str) -> str:

@@ -45,7 +45,7 @@ ERRORS = {
     "fraction": ("debug_llama", {"num_layers": 2.5}, ["model.num_layers=2.5", "int"]),
     "boolean": ("debug_llama", {"tied_embeddings": "no"}, ["model.tied_embeddings=no", "bool"]),
     "not_nested": ("debug_llama", {"rope": 5}, ["model.rope=5", "RopeConfig"]),
-    "kv_heads": ("debug_llama", {"num_kv_heads": 3}, ["model.num_heads=8", "num_kv_heads=3"]),
+    "kv_heads": ("debug_llama", {"num_kv_heads": 3}, ["model.num_heads=4", "num_kv_heads=3"]),
     "odd_head": ("debug_llama", {"head_dim": 3}, ["model.head_dim=3", "even"]),
     "odd_rope": ("debug_deepseek", {"rope_head_dim": 3}, ["model.rope_head_dim=3", "even"]),
     "dense": ("debug_deepseek", {"num_dense_layers": 5}, ["model.num_dense_layers=5", "4 layers"]),

@@ -1,0 +1,31 @@
+"""What the README shows works as it stands there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from recipes import schema
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^\$ zoo-train (.*)$", README, re.MULTILINE)
+
+
+def test_the_readme_shows_programs_and_commands():
+    assert len(PROGRAMS) == 2
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["training", "own module"])
+def test_programs_run(program, capsys):
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_compose(command):
+    schema.register()
+    with initialize_config_module("conf", version_base="1.3"):
+        schema.read(compose("config", overrides=["run.dir=x", *shlex.split(command)]))

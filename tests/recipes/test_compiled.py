@@ -65,10 +65,7 @@ kernel_file = Path()
 
 def compiled(function: Any, *args: Any) -> CompiledMemory:
     """With the options of a train step; the cache is read after XLA has assigned all memory."""
-    options = compiler_options("cuda") | {
-        "xla_gpu_kernel_cache_file": str(kernel_file),
-        "xla_gpu_enable_triton_gemm": False,
-    }
+    options = compiler_options("cuda") | {"xla_gpu_kernel_cache_file": str(kernel_file)}
     return compile_for(jax.jit(function, compiler_options=options), *args, target=Target.named("h200"))
 
 

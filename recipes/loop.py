@@ -64,9 +64,8 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         except KeyboardInterrupt:
             print(f"stopped after {len(losses)} steps")
     if losses:
-        from recipes.plot import (
-            plot_loss,
-        )  # importing matplotlib takes a second, which the first step need not wait for
+        # Importing matplotlib takes a second, which the first step need not wait for.
+        from recipes.plot import plot_loss
 
         plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
     print(f"written to {folder}")
@@ -105,8 +104,8 @@ def _steps(
 ) -> tuple[TrainState, str | None]:
     """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
     train = config.train
-    step = _compile_step(config, state, batches.batch(0, train.batch_size))
     batch = batches.batch(0, train.batch_size)
+    step = _compile_step(config, state, batch)
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()

@@ -1,12 +1,10 @@
 """Models by name: `conf/model/NAME.yaml` holds the sizes, a family turns them into a model. Free of jax."""
 
 import dataclasses
-from importlib import resources
 from typing import Any
 
-import yaml
-
-from zoo.checks import ConfigError, from_fields
+from zoo import presets
+from zoo.checks import from_fields
 from zoo.deepseek.config import DeepSeekConfig
 from zoo.llama.config import LlamaConfig
 
@@ -17,8 +15,7 @@ FAMILIES: dict[str, type] = {"llama": LlamaConfig, "deepseek": DeepSeekConfig}
 
 def names() -> list[str]:
     """The models that `conf/model` describes."""
-    files = resources.files("conf").joinpath("model").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return presets.names("model")
 
 
 def config(model: str | ModelConfig, **overrides: Any) -> ModelConfig:
@@ -33,10 +30,7 @@ def config(model: str | ModelConfig, **overrides: Any) -> ModelConfig:
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
-    if name not in names():
-        raise ConfigError("model", name, "no such model", allowed=names())
-    fields = yaml.safe_load(resources.files("conf").joinpath("model", f"{name}.yaml").read_text())
-    (schema, _) = fields.pop("defaults")  # Hydra's way to say the family; `_self_` follows
+    (schema, _), fields = presets.read("model", name, "model")  # `_self_` follows the schema, which is the family's
     return schema.removeprefix("/family/").removesuffix("@_here_"), fields
 
 

@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from zoo import presets
 from zoo.checks import ConfigError, require_choice
 
 PLACES = ("device", "host", "remat")
@@ -77,17 +75,12 @@ class Placement:
     @classmethod
     def preset(cls, name: str) -> "Placement":
         """The placement of `conf/placement/NAME.yaml`. Raises ConfigError for an unknown name."""
-        if name not in cls.presets():
-            raise ConfigError("placement", name, "no such preset", allowed=cls.presets())
-        fields = yaml.safe_load(resources.files("conf").joinpath("placement", f"{name}.yaml").read_text())
-        fields.pop("defaults", None)  # Hydra's word for the schema
-        return cls(**fields)
+        return cls(**presets.read("placement", name, "preset")[1])
 
     @staticmethod
     def presets() -> list[str]:
         """Names of the presets."""
-        files = resources.files("conf").joinpath("placement").iterdir()
-        return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+        return presets.names("placement")
 
 
 def layer_numbers(key: str, num_layers: int) -> frozenset[int]:

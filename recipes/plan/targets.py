@@ -1,11 +1,9 @@
 """Hardware that a step is compiled for. Free of jax."""
 
 from dataclasses import dataclass
-from importlib import resources
 
-import yaml
-
-from zoo.checks import ConfigError, require_positive
+from zoo import presets
+from zoo.checks import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +27,7 @@ class Target:
     @classmethod
     def named(cls, name: str) -> "Target":
         """The target of `conf/target/NAME.yaml`. Raises ConfigError for an unknown name."""
-        folder = resources.files("conf").joinpath("target")
-        names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-        if name not in names:
-            raise ConfigError("target", name, "no such target", allowed=names)
-        fields = yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text())
-        fields.pop("defaults", None)  # Hydra's word for the schema
+        _, fields = presets.read("target", name, "target")
         fields["hbm_bytes_per_s"] = float(fields["hbm_bytes_per_s"])  # YAML reads 4.8e12 as a word
         return cls(**fields)
 

@@ -1,6 +1,7 @@
 """Runs of layers with equal rows, each one scan under its own policy: the layout that the train step works on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -25,15 +26,20 @@ class Run(eqx.Module):
     length: int = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, "batch seq dim"], *args: Any) -> tuple[Float[Array, "batch seq dim"], PyTree]:
-        # A scan even for one layer: without the loop XLA drops or delays the copies to the host.
-        def body(x, block):
-            return block(x, *args)
+        return _scan(self.places, self.length, self.blocks, x, *args)
 
-        # The slice of a stack of one is a mere reshape, and XLA folds `reshape(copy(reshape(host array)))` into one
-        # reshape that crosses memory spaces: the compiler then fails. A fence behind each tag keeps the copy.
-        blocks = fence(self.blocks) if self.length == 1 else self.blocks
-        checkpointed = jax.checkpoint(body, policy=policy(dict(self.places)), prevent_cse=False)
-        return jax.lax.scan(checkpointed, x, blocks)
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _scan(places: Places, length: int, blocks: PyTree, x: Any, *args: Any) -> Any:
+    def body(x, block):
+        return block(x, *args)
+
+    # The slice of a stack of one is a mere reshape, and XLA folds `reshape(copy(reshape(host array)))` into one
+    # reshape that crosses memory spaces: the compiler then fails. A fence behind each tag keeps the copy.
+    blocks = fence(blocks) if length == 1 else blocks
+    checkpointed = jax.checkpoint(body, policy=policy(dict(places)), prevent_cse=False)
+    # A scan even for one layer: without the loop XLA drops or delays the copies to the host.
+    return jax.lax.scan(checkpointed, x, blocks)
 
 
 class PlacedStack(eqx.Module):

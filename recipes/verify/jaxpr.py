@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, primitives  # pyright: ignore[reportPrivateImportUsage]
 
 # Operations through which a saved value passes unchanged between its tag and the end of the scan's body.
 _TRANSPARENT = ("device_put", "reduce_precision", "optimization_barrier")
+_CALLS = (primitives.jit_p, primitives.remat_p, primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,13 @@ def saved(program: ClosedJaxpr) -> list[Residual]:
     found: list[Residual] = []
     number = 0
     for scan in _scans(program.jaxpr):
-        body = scan.params["jaxpr"].jaxpr
-        producers = {out: eqn for eqn in _inlined(body) for out in eqn.outvars}
-        if not any(eqn.primitive.name == "name" for eqn in producers.values()):
-            continue
-        length = scan.params["length"]
+        body, length = scan.params["jaxpr"].jaxpr, scan.params["length"]
         # Only what is stacked over the layers; a carry has the same dims outside and inside.
         pairs = zip(scan.outvars, body.outvars, strict=True)
         stacked = [inner for outer, inner in pairs if _dims(outer) > _dims(inner)]
-        residuals = [_residual(out, producers, number, length) for out in stacked]
-        if any(residuals):
-            found += [residual for residual in residuals if residual is not None]
-            number += 1
+        named = [(tag, out) for out in stacked if (tag := _origin(body, out)) and isinstance(tag, str)]
+        found += [_residual(tag, out, number, length) for tag, out in named]
+        number += bool(named)
     return found
 
 
@@ -58,25 +54,34 @@ def host_bytes(program: ClosedJaxpr) -> int:
     return sum(residual.layers * residual.layer_bytes for residual in saved(program) if residual.place == "host")
 
 
-def _residual(out: Var | Literal, producers: dict[Var, JaxprEqn], scan: int, length: int) -> Residual | None:
-    name, var = None, out
+def _origin(jaxpr: Jaxpr, var: Any) -> str | Var | None:
+    """The tag that names a variable, or the input of `jaxpr` that it is, unchanged; None if it is neither."""
+    producers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
     while isinstance(var, Var) and var in producers:
         eqn = producers[var]
+        position = eqn.outvars.index(var)
         if eqn.primitive.name == "name":
-            name = eqn.params["name"]
-            break
-        if eqn.primitive.name not in _TRANSPARENT:
-            break
-        var = eqn.invars[eqn.outvars.index(var)]
-    if name is None:
-        return None
-    aval: Any = out.aval
-    place = "host" if aval.memory_space == jax.memory.Space.Host else "device"
+            return eqn.params["name"]
+        if eqn.primitive.name in _TRANSPARENT:
+            var = eqn.invars[position]
+        elif eqn.primitive in _CALLS:
+            (inner,) = _bodies(eqn)
+            origin = _origin(inner, inner.outvars[position])
+            if not isinstance(origin, Var):
+                return origin
+            var = eqn.invars[inner.invars.index(origin)]
+        else:
+            return None
+    return var if isinstance(var, Var) and var in jaxpr.invars else None
+
+
+def _residual(tag: str, out: Any, scan: int, length: int) -> Residual:
+    aval = out.aval
     return Residual(
-        tag=name,
+        tag=tag,
         scan=scan,
         layers=length,
-        place=place,
+        place="host" if aval.memory_space == jax.memory.Space.Host else "device",
         shape=tuple(aval.shape),
         dtype=str(aval.dtype),
         layer_bytes=math.prod(aval.shape) * aval.dtype.itemsize,
@@ -94,15 +99,6 @@ def _scans(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield eqn
         for inner in _bodies(eqn):
             yield from _scans(inner)
-
-
-def _inlined(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Equations of a scan's body; those of inner scans are not part of it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        if eqn.primitive.name != "scan":
-            for inner in _bodies(eqn):
-                yield from _inlined(inner)
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:

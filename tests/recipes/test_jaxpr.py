@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax.ad_checkpoint import checkpoint_name
 
 from recipes import Placement, place, policy, resolve
 from recipes.placement.segments import replace_places
@@ -148,7 +149,6 @@ def test_untagged_scans_are_not_counted():
 
 def test_a_tag_that_is_not_kept_is_not_found():
     """The check is of the program, not of the words of the recipe: a policy that names nothing saves nothing."""
-    from jax.ad_checkpoint import checkpoint_name
 
     def residuals(places: dict[str, str]) -> list[tuple[str, str]]:
         def body(x: Any, w: Any) -> Any:
@@ -163,6 +163,32 @@ def test_a_tag_that_is_not_kept_is_not_found():
     assert residuals({}) == residuals({"product": "remat"}) == residuals({"other": "host"}) == []
     assert residuals({"product": "host"}) == [("product", "host")]
     assert residuals({"product": "device"}) == [("product", "device")]
+
+
+def test_a_tag_is_found_through_functions_that_are_jitted_by_themselves():
+    """Named within a jitted function, or outside and handed through one; one function called twice."""
+
+    @jax.jit
+    def product(x: Any, w: Any) -> Any:
+        return checkpoint_name(x @ w, "product")
+
+    @jax.jit
+    def through(x: Any, y: Any) -> tuple[Any, Any]:
+        return jnp.sin(x) * y, x
+
+    def body(x: Any, w: Any) -> Any:
+        sine, same = through(checkpoint_name(x * 2.0, "doubled"), product(product(x, w), w))
+        return sine * jnp.cos(same), None
+
+    def loss(w: Any, x: Any) -> Any:
+        checkpointed = jax.checkpoint(body, policy=policy({"product": "host", "doubled": "device"}), prevent_cse=False)
+        return jnp.sum(jax.lax.scan(checkpointed, x, w)[0])
+
+    program = jax.make_jaxpr(jax.grad(loss))(jnp.ones((4, 3, 3)), jnp.ones((2, 3)))
+    assert sorted({(r.tag, r.place, r.layers, r.layer_bytes) for r in saved(program)}) == [
+        ("doubled", "device", 4, 24),
+        ("product", "host", 4, 24),
+    ]
 
 
 def test_the_check_fails_where_the_program_saves_elsewhere():

@@ -6,10 +6,9 @@ from jaxtyping import Array, Float, Int
 from layers.attention import Attention
 from layers.mla import MLA
 from layers.mlp import SwiGLU
-from layers.moe import MoE
+from layers.moe import MoE, MoEStats
 from layers.norm import RMSNorm
 from layers.rope import Rotation
-from layers.router import RouterStats
 from layers.tag import Tag, name_tags, tag
 
 
@@ -60,7 +59,7 @@ class MoEBlock(eqx.Module):
         x: Float[Array, "batch seq dim"],
         rotation: Rotation,
         segment_ids: Int[Array, "batch seq"] | None = None,
-    ) -> tuple[Float[Array, "batch seq dim"], RouterStats]:
+    ) -> tuple[Float[Array, "batch seq dim"], MoEStats]:
         x = self.input(x)
         x = x + self.attention(self.attention_norm(x), rotation, segment_ids)
         y, stats = self.moe(self.moe_norm(x))

@@ -9,24 +9,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from layers.dispatch import Dispatch, LocalDispatch
-from layers.grouped import grouped_matmul
+from layers.grouped import Names, Weights, grouped_swiglu
 from layers.tag import Tag, name_tags, tag
 
 
 class Experts(eqx.Module):
-    r"""$y_t = \sum_k w_{tk}\, \mathrm{SwiGLU}_{i_{tk}}(x_t)$ over the chosen experts $i$. No token is ever dropped.
+    r"""$y_t = \sum_k w_{tk}\, \mathrm{SwiGLU}_{i_{tk}}(x_t)$ over the chosen experts $i$.
 
-    Source: DeepSeekMoE, arXiv 2401.06066; Hugging Face `DeepseekV3MoE`. The tags name rows in the order of dispatch.
+    Returns $y$ and how many choices the dispatch dropped, none by default. The weight stands before the down
+    projection, which is the same sum, so that the backward pass needs no expert's output. The tags name rows in the
+    order of dispatch; `plan` names which row goes where, decided once. Source: DeepSeekMoE, arXiv 2401.06066; Hugging
+    Face `DeepseekV3MoE`.
     """
 
     gate_proj: Float[Array, "e dim hidden"]
     up_proj: Float[Array, "e dim hidden"]
     down_proj: Float[Array, "e hidden dim"]
     dispatch: Dispatch = eqx.field(static=True)
+    plan: Tag[Int32[Array, "..."]] = tag()
     dispatched: Tag[Float[Array, "n c dim"]] = tag()
     gate: Tag[Float[Array, "n c hidden"]] = tag()
     up: Tag[Float[Array, "n c hidden"]] = tag()
-    down: Tag[Float[Array, "n c dim"]] = tag()
 
     def __init__(
         self,
@@ -48,10 +51,11 @@ class Experts(eqx.Module):
 
     def __call__(
         self, x: Float[Array, "t dim"], weights: Float[Array, "t k"], chosen: Int32[Array, "t k"]
-    ) -> Float[Array, "t dim"]:
-        plan = self.dispatch.plan(chosen, self.gate_proj.shape[0])
-        rows = self.dispatched(self.dispatch.send(x, plan))
-        gate = self.gate(grouped_matmul(rows, self.gate_proj, plan.experts))
-        up = self.up(grouped_matmul(rows, self.up_proj, plan.experts))
-        down = self.down(grouped_matmul(jax.nn.silu(gate) * up, self.down_proj, plan.experts))
-        return self.dispatch.receive(down, weights, plan)
+    ) -> tuple[Float[Array, "t dim"], Int32[Array, ""]]:
+        plan = jax.tree.map(self.plan, self.dispatch.plan(chosen, self.gate_proj.shape[0]))
+        rows, scales = self.dispatch.send(x, weights, plan)
+        projections = Weights(self.gate_proj, self.up_proj, self.down_proj)
+        y = grouped_swiglu(
+            self.dispatched(rows), scales.astype(x.dtype), projections, plan.experts, Names(self.gate, self.up)
+        )
+        return self.dispatch.receive(y, plan), plan.dropped

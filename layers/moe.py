@@ -1,12 +1,25 @@
 """The mixture-of-experts feed-forward layer of DeepSeek: a router, routed experts and shared ones."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 from einops import rearrange
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32, Int32
 
 from layers.experts import Experts
 from layers.mlp import SwiGLU
-from layers.router import Router, RouterStats
+from layers.router import Router
+
+
+class MoEStats(NamedTuple):
+    """What a layer says of a batch; each may carry a leading dim of layers.
+
+    Choices that fell on each expert, how many of all were dropped, and the balance loss of each sequence.
+    """
+
+    counts: Int32[Array, "*layers e"]
+    dropped: Int32[Array, "*layers"]
+    balance_loss: Float32[Array, "*layers b"]
 
 
 class MoE(eqx.Module):
@@ -16,9 +29,10 @@ class MoE(eqx.Module):
     experts: Experts
     shared: SwiGLU | None
 
-    def __call__(self, x: Float[Array, "batch seq dim"]) -> tuple[Float[Array, "batch seq dim"], RouterStats]:
+    def __call__(self, x: Float[Array, "batch seq dim"]) -> tuple[Float[Array, "batch seq dim"], MoEStats]:
         routing = self.router(x)
-        weights, chosen = (rearrange(part, "b s k -> (b s) k") for part in routing[:2])
-        y = self.experts(rearrange(x, "b s d -> (b s) d"), weights, chosen)
+        weights, chosen = (rearrange(part, "b s k -> (b s) k") for part in (routing.weights, routing.chosen))
+        y, dropped = self.experts(rearrange(x, "b s d -> (b s) d"), weights, chosen)
         y = rearrange(y, "(b s) d -> b s d", b=x.shape[0])
-        return (y if self.shared is None else y + self.shared(x)), routing.stats
+        stats = MoEStats(routing.counts, dropped, routing.balance_loss)
+        return (y if self.shared is None else y + self.shared(x)), stats

@@ -15,20 +15,13 @@ from layers.buffer import Buffer
 from layers.tag import Tag, name_tags, tag
 
 
-class RouterStats(NamedTuple):
-    """What a router says of a batch: choices that fell on each expert, and the balance loss of each sequence.
-
-    Both may carry a leading dim of layers.
-    """
-
-    counts: Int32[Array, "*layers e"]
-    balance_loss: Float32[Array, "*layers b"]
-
-
 class Routing(NamedTuple):
+    """The choice; how many choices fell on each expert; the balance loss of each sequence."""
+
     weights: Float32[Array, "b s k"]
     chosen: Int32[Array, "b s k"]
-    stats: RouterStats
+    counts: Int32[Array, " e"]
+    balance_loss: Float32[Array, " b"]
 
 
 class Router(eqx.Module):
@@ -96,7 +89,8 @@ class Router(eqx.Module):
         weights = jnp.take_along_axis(affinity, chosen, axis=-1)
         if self.normalize:
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-        return Routing(self.scale * weights, chosen, self._stats(affinity, chosen))
+        counts = jnp.zeros(affinity.shape[-1], jnp.int32).at[chosen.reshape(-1)].add(1)
+        return Routing(self.scale * weights, chosen, counts, _balance_loss(affinity, self.experts_per_token))
 
     def _choose(self, affinity: Float32[Array, "b s e"]) -> Int32[Array, "b s k"]:
         if self.bias is not None:
@@ -113,11 +107,6 @@ class Router(eqx.Module):
         kept = jnp.any(kept_groups[..., None] == jnp.arange(self.groups, dtype=jnp.int32)[None, None, None], axis=-2)
         grouped = jnp.where(jnp.broadcast_to(kept[..., None], grouped.shape), grouped, -jnp.inf)
         return rearrange(grouped, "b s g m -> b s (g m)")
-
-    def _stats(self, affinity: Float32[Array, "b s e"], chosen: Int32[Array, "b s k"]) -> RouterStats:
-        experts = affinity.shape[-1]
-        counts = jnp.zeros(experts, jnp.int32).at[chosen.reshape(-1)].add(1)
-        return RouterStats(counts, _balance_loss(affinity, self.experts_per_token))
 
 
 def _balance_loss(affinity: Float32[Array, "b s e"], k: int) -> Float32[Array, " b"]:

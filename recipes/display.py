@@ -60,6 +60,8 @@ def _figures(metrics: Mapping[str, float]) -> str:
     words = [f"loss {metrics['loss']:.3f}", f"grad {metrics['grad_norm']:.2f}"]
     if "expert_load" in metrics:
         words.append(f"load {metrics['expert_load']:.2f}")
+    if metrics.get("dropped"):
+        words.append(f"dropped {metrics['dropped']:.1%}")
     return "  ".join([*words, f"{metrics['tokens_per_s']:,.0f} tokens/s"])
 
 

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from layers import Embedding, Linear, RMSNorm, Rope, RouterStats, Stack
+from layers import Embedding, Linear, MoEStats, RMSNorm, Rope, Stack
 
 
 class Output(NamedTuple):
-    """Normalised last hidden states, and the router statistics of the MoE layers (None without any)."""
+    """Normalised last hidden states, and the statistics of the MoE layers (None without any)."""
 
     hidden: Float[Array, "batch seq dim"]
-    aux: RouterStats | None
+    aux: MoEStats | None
 
 
 class Decoder(eqx.Module):

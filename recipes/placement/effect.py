@@ -38,7 +38,8 @@ def savable(model: PyTree, example: Sequence[Any] = DEFAULT_EXAMPLE) -> list[dic
     program = jax.make_jaxpr(eqx.filter_grad(_total))(map_stacks(sample, abstract), *example)
     sizes: list[dict[str, int]] = [{} for _ in kinds]
     for residual in saved(program):
-        sizes[residual.layers - 1][residual.tag] = residual.layer_bytes
+        row = sizes[residual.layers - 1]
+        row[residual.tag] = row.get(residual.tag, 0) + residual.layer_bytes
     return [sizes[kinds.index(structure(block))] for block in blocks]
 
 

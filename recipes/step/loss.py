@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float, Float32, Int
 
-from layers.router import RouterStats
+from layers.moe import MoEStats
 
 Batch = Mapping[str, Array]
 
@@ -26,7 +26,7 @@ class Loss(eqx.Module):
     total: Float32[Array, ""]
     weight: Float32[Array, ""]
     metrics: dict[str, Float32[Array, ""]] = eqx.field(default_factory=dict)
-    stats: RouterStats | None = None
+    stats: MoEStats | None = None
 
 
 def next_token_loss(model: Any, batch: Batch, *, balance: float = 0.0, z_loss: float = 0.0, chunk: int = 128) -> Loss:

@@ -36,7 +36,8 @@ def make_train_step(
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
     Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
-    `expert_load` (largest load over the mean one, worst layer), and what the loss reports.
+    `expert_load` (largest load over the mean one, worst layer), `dropped` (share of all choices of experts that a
+    dispatch with a capacity dropped), and what the loss reports.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -120,4 +121,5 @@ def _metrics(result: Loss, gradients: PyTree, opt_state: PyTree) -> Metrics:
     if result.stats is not None:
         load = result.stats.counts.astype(jnp.float32)
         metrics["expert_load"] = jnp.max(jnp.max(load, axis=-1) / jnp.mean(load, axis=-1))
+        metrics["dropped"] = jnp.sum(result.stats.dropped).astype(jnp.float32) / jnp.sum(load)
     return metrics

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from layers.dispatch import LocalDispatch
+from layers.dispatch import CapacityDispatch, LocalDispatch
 from tests import helpers
 
 # tokens, experts a token, experts, largest block. Few shapes, since each compiles once; any routing.
@@ -52,39 +52,44 @@ def test_rows_of_an_expert_keep_the_order_of_the_tokens(routing):
         assert (np.diff(rows[chosen.reshape(-1) == expert]) > 0).all()
 
 
-def naive_send(x, chosen, plan):
-    """Row by row from the token it belongs to, zeros for padding."""
-    k = chosen.shape[1]
+def naive_send(x, weights, chosen, plan):
+    """Row by row from the token and the choice it belongs to, zeros for padding."""
     real = plan.choice_of_row < chosen.size
-    rows = x[jnp.where(real, plan.choice_of_row, 0) // k] * real[:, None].astype(x.dtype)
-    return rows.reshape(plan.experts.size, -1, x.shape[1])
+    choices = jnp.where(real, plan.choice_of_row, 0)
+    rows = x[choices // chosen.shape[1]] * real[:, None].astype(x.dtype)
+    scales = weights.reshape(-1)[choices] * real.astype(weights.dtype)
+    return rows.reshape(plan.experts.size, -1, x.shape[1]), scales.reshape(plan.experts.size, -1)
 
 
-def naive_receive(rows, weights, plan):
-    flat = rows.reshape(-1, rows.shape[-1])
-    return jnp.sum(weights[..., None] * flat[plan.row_of_choice], axis=1)
+def naive_receive(rows, plan):
+    flat = jnp.concatenate([rows.reshape(-1, rows.shape[-1]), jnp.zeros((1, rows.shape[-1]), rows.dtype)])
+    return jnp.sum(flat[plan.row_of_choice], axis=1)
 
 
+DISPATCHES = {"dropless": lambda largest: LocalDispatch(largest), "capacity": lambda _: CapacityDispatch(0.6)}
+
+
+@pytest.mark.parametrize("kind", DISPATCHES)
 @pytest.mark.parametrize(("tokens", "k", "experts", "largest"), SHAPES)
-def test_values_and_gradients_equal_the_naive_forms(tokens, k, experts, largest):
-    dispatch = LocalDispatch(largest)
+def test_values_and_gradients_equal_the_naive_forms(tokens, k, experts, largest, kind):
+    dispatch = DISPATCHES[kind](largest)
     chosen = np.random.default_rng(0).integers(0, experts, (tokens, k)).astype(np.int32)
     x, weights = helpers.normal(1, tokens, 3), helpers.normal(2, tokens, k)
 
     @helpers.jit
     def both(x, weights, chosen):
         plan = dispatch.plan(chosen, experts)
-        row_shape = (plan.experts.size, plan.choice_of_row.size // plan.experts.size, 3)
-        slope = jnp.asarray(helpers.normal(3, *row_shape))
-        rows, slope_back = jnp.asarray(helpers.normal(4, *row_shape)), jnp.asarray(helpers.normal(5, tokens, 3))
+        sizes = (plan.experts.size, plan.choice_of_row.size // plan.experts.size)
+        slopes = jnp.asarray(helpers.normal(3, *sizes, 3)), jnp.asarray(helpers.normal(6, *sizes))
+        rows, slope_back = jnp.asarray(helpers.normal(4, *sizes, 3)), jnp.asarray(helpers.normal(5, tokens, 3))
 
         def gradients(send, receive):
-            sent, pull_send = jax.vjp(send, x)
-            received, pull_receive = jax.vjp(receive, rows, weights)
-            return sent, pull_send(slope), received, pull_receive(slope_back)
+            sent, pull_send = jax.vjp(send, x, weights)
+            received, pull_receive = jax.vjp(receive, rows)
+            return sent, pull_send(slopes), received, pull_receive(slope_back)
 
-        ours = gradients(lambda x: dispatch.send(x, plan), lambda r, w: dispatch.receive(r, w, plan))
-        naive = gradients(lambda x: naive_send(x, chosen, plan), lambda r, w: naive_receive(r, w, plan))
+        ours = gradients(lambda x, w: dispatch.send(x, w, plan), lambda rows: dispatch.receive(rows, plan))
+        naive = gradients(lambda x, w: naive_send(x, w, chosen, plan), lambda rows: naive_receive(rows, plan))
         return ours, naive
 
     actual, expected = both(x, weights, chosen)
@@ -100,10 +105,37 @@ def test_padding_is_never_read_and_gets_no_gradient():
 
     @helpers.jit
     def receive(rows):
-        out, pull = jax.vjp(lambda rows: dispatch.receive(rows, jnp.ones((3, 1)), plan), rows)
+        out, pull = jax.vjp(lambda rows: dispatch.receive(rows, plan), rows)
         return out, pull(out)[0]
 
     out, gradient = helpers.host(receive(rows.reshape(plan.experts.size, -1, 2)))
     helpers.assert_bit_equal(out, np.ones((3, 2), np.float32))
     assert (gradient.reshape(-1, 2)[padding] == 0).all()
     assert (gradient.reshape(-1, 2)[~padding] == 1).all()
+
+
+# factor -> rows an expert may take, of 8 choices on 4 experts: a mean load of 2
+CAPACITIES = {0.1: 1, 0.5: 1, 0.51: 2, 1.0: 2, 1.3: 3, 4.0: 8, 9.0: 8}
+
+
+@pytest.mark.parametrize(("factor", "capacity"), CAPACITIES.items())
+def test_a_capacity_drops_the_later_tokens_of_a_full_expert_and_counts_them(factor, capacity):
+    chosen = np.array([[2, 0], [2, 1], [2, 0], [2, 3]], np.int32)
+    plan = helpers.jit(lambda chosen: CapacityDispatch(factor).plan(chosen, 4))(chosen)
+    assert plan.choice_of_row.size == 4 * capacity
+    assert np.asarray(plan.experts).tolist() == [0, 1, 2, 3]
+    kept = np.asarray(plan.row_of_choice) < 4 * capacity
+    rank = np.array([[0, 0], [1, 0], [2, 1], [3, 0]])  # how many choices of that expert came before
+    np.testing.assert_array_equal(kept, rank < capacity)
+    rows = np.asarray(plan.row_of_choice)[kept]
+    np.testing.assert_array_equal(rows // capacity, chosen[kept])
+    np.testing.assert_array_equal(np.asarray(plan.choice_of_row)[rows], np.flatnonzero(kept))
+    assert int(plan.dropped) == 8 - kept.sum()
+
+
+@given(routings())
+def test_nothing_is_dropped_without_a_capacity_or_with_enough(routing):
+    chosen, experts, largest = routing
+    assert int(planner(experts, largest)(chosen).dropped) == 0
+    enough = helpers.jit(lambda chosen: CapacityDispatch(float(experts)).plan(chosen, experts).dropped)
+    assert int(enough(chosen)) == 0

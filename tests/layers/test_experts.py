@@ -6,15 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers import Experts, LocalDispatch
+from layers import CapacityDispatch, Dispatch, Experts, LocalDispatch
 from tests import helpers, reference
 
 KEY = jax.random.key(0)
 DIM, HIDDEN = 4, 3
 
 
-def layer(num_experts: int, largest_block: int = 128) -> Experts:
-    dispatch = LocalDispatch(largest_block)
+def layer(num_experts: int, dispatch: Dispatch = LocalDispatch()) -> Experts:
     return helpers.drawn(lambda: Experts(DIM, HIDDEN, num_experts, dispatch=dispatch, key=KEY), std=0.7)
 
 
@@ -52,7 +51,7 @@ def with_gradients(experts, x, weights, chosen):
         out, pull = eqx.filter_vjp(lambda e, x, w: f(e, x, w, chosen), experts, x, weights)
         return out, pull(jnp.sin(jnp.arange(out.size, dtype=jnp.float32) + 1).reshape(out.shape))
 
-    return one(lambda e, *args: e(*args)), one(dense)
+    return one(lambda e, *args: e(*args)[0]), one(dense)
 
 
 def by_expert(gradient: Experts) -> dict[str, list]:
@@ -62,7 +61,7 @@ def by_expert(gradient: Experts) -> dict[str, list]:
 
 @pytest.mark.parametrize(("num_experts", "largest", "chosen"), ROUTINGS.values(), ids=ROUTINGS)
 def test_any_routing_equals_the_dense_computation(num_experts, largest, chosen):
-    experts, x = layer(num_experts, largest), jnp.asarray(helpers.normal(7, len(chosen), DIM))
+    experts, x = layer(num_experts, LocalDispatch(largest)), jnp.asarray(helpers.normal(7, len(chosen), DIM))
     weights, picks = jnp.asarray(helpers.normal(8, *chosen.shape)), jnp.asarray(chosen)
     actual, (_, (expected, *expected_inputs)) = with_gradients(experts, x, weights, picks)
     out, (d_experts, *d_inputs) = actual
@@ -80,7 +79,7 @@ def test_the_order_of_experts_does_not_matter():
     experts, (x, weights) = layer(5), (jnp.asarray(helpers.normal(i, 9, n)) for i, n in ((7, DIM), (8, 2)))
     chosen, order = random_choice(9, 2, 5), np.array([3, 0, 4, 1, 2])
     permuted = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[order]), experts)
-    run = helpers.jit(lambda e, chosen: e(x, weights, chosen))
+    run = helpers.jit(lambda e, chosen: e(x, weights, chosen)[0])
     renamed = np.argsort(order).astype(np.int32)[chosen]
     helpers.assert_close(run(permuted, jnp.asarray(renamed)), run(experts, jnp.asarray(chosen)), helpers.FLOAT32)
 
@@ -88,9 +87,22 @@ def test_the_order_of_experts_does_not_matter():
 def test_other_tokens_do_not_change_a_tokens_result():
     """No capacity is shared: a token's row is the same whoever else comes to its expert."""
     experts, x = layer(3), jnp.asarray(helpers.normal(7, 40, DIM))
-    run = helpers.jit(lambda chosen: experts(x, jnp.ones((40, 1)), chosen))
+    run = helpers.jit(lambda chosen: experts(x, jnp.ones((40, 1)), chosen)[0])
     spread = np.arange(40, dtype=np.int32)[:, None] % 3
     together = np.zeros((40, 1), np.int32)
     alike = spread[:, 0] == 0
     one, other = (np.asarray(run(jnp.asarray(chosen))) for chosen in (spread, together))
     helpers.assert_close(one[alike], other[alike], helpers.FLOAT32)
+
+
+def test_a_capacity_takes_away_the_dropped_choices_and_nothing_else():
+    """Nine tokens on three experts, two each: with a capacity of 3 of the mean 6, the results are those of the kept."""
+    chosen = random_choice(9, 2, 3)
+    x, weights = jnp.asarray(helpers.normal(7, 9, DIM)), helpers.normal(8, 9, 2)
+    limited = layer(3, CapacityDispatch(0.5))
+    plan = limited.dispatch.plan(jnp.asarray(chosen), 3)
+    kept = np.asarray(plan.row_of_choice) < 3 * 3
+    run = helpers.jit(lambda layer, weights: layer(x, weights, jnp.asarray(chosen)))
+    y, dropped = run(limited, jnp.asarray(weights))
+    assert 0 < int(dropped) == (~kept).sum() < 18
+    helpers.assert_close(y, run(layer(3), jnp.asarray(weights * kept))[0], helpers.FLOAT32)

@@ -66,9 +66,9 @@ def test_equals_the_oracle(case):
     np.testing.assert_array_equal(routing.chosen, [chosen for _, chosen in expected])
     helpers.assert_close(routing.weights, np.stack([weights for weights, _ in expected]), helpers.FLOAT32)
     losses = [reference.balance_loss(row, layer.experts_per_token) for row in affinity]
-    helpers.assert_close(routing.stats.balance_loss, np.array(losses), helpers.FLOAT32)
+    helpers.assert_close(routing.balance_loss, np.array(losses), helpers.FLOAT32)
     counts = np.bincount(np.ravel(routing.chosen), minlength=layer.weight.shape[1])
-    np.testing.assert_array_equal(routing.stats.counts, counts)
+    np.testing.assert_array_equal(routing.counts, counts)
 
 
 @pytest.mark.parametrize("name", ["v3", "nine", "all"])
@@ -117,7 +117,7 @@ def test_the_weights_alone_carry_gradients_and_the_bias_none():
 
     def loss(layer, x):
         routing = layer(x)
-        return jnp.sum(jnp.sin(routing.weights)) + jnp.sum(routing.stats.balance_loss)
+        return jnp.sum(jnp.sin(routing.weights)) + jnp.sum(routing.balance_loss)
 
     gradient = helpers.jit(eqx.filter_grad(loss))(layer, x)
     assert (np.asarray(gradient.bias.value) == 0).all()
@@ -152,7 +152,7 @@ def test_the_balance_loss_is_really_differentiated(name):
         shares = jnp.mean(affinity / jnp.sum(affinity, axis=-1, keepdims=True), axis=1)
         return jnp.sum(experts / (k * x.shape[1]) * hits * shares)
 
-    through = eqx.filter_grad(lambda layer: jnp.sum(layer(x).stats.balance_loss))
+    through = eqx.filter_grad(lambda layer: jnp.sum(layer(x).balance_loss))
     actual, expected = helpers.jit(lambda layer: (through(layer).weight, jax.grad(formula)(layer.weight)))(layer)
     helpers.assert_close(actual, expected, helpers.FLOAT32)
     assert (np.asarray(actual) != 0).all()
@@ -169,7 +169,7 @@ def test_even_load_has_balance_loss_one_and_uneven_load_more(experts, k):
     layer = identity_router(experts, k)
     cyclic = np.stack([np.roll(np.arange(experts), t) for t in range(experts)])[None].astype(np.float32)
     same = np.broadcast_to(cyclic[:, :1], cyclic.shape)
-    even, uneven = np.asarray(run(layer, jnp.asarray(np.concatenate([cyclic, same]))).stats.balance_loss)
+    even, uneven = np.asarray(run(layer, jnp.asarray(np.concatenate([cyclic, same]))).balance_loss)
     assert even == pytest.approx(1, rel=helpers.FLOAT32)
     assert uneven > 1.05 if k < experts else uneven == pytest.approx(1, rel=helpers.FLOAT32)
 
@@ -177,9 +177,9 @@ def test_even_load_has_balance_loss_one_and_uneven_load_more(experts, k):
 def test_one_sequence_does_not_balance_another():
     layer, x = router(CASES["v3"]), tokens()
     both, alone = run(layer, x), [run(layer, x[i : i + 1]) for i in range(2)]
-    losses = np.concatenate([part.stats.balance_loss for part in alone])
-    helpers.assert_close(both.stats.balance_loss, losses, helpers.FLOAT32)
-    np.testing.assert_array_equal(both.stats.counts, sum(np.asarray(part.stats.counts) for part in alone))
+    losses = np.concatenate([part.balance_loss for part in alone])
+    helpers.assert_close(both.balance_loss, losses, helpers.FLOAT32)
+    np.testing.assert_array_equal(both.counts, sum(np.asarray(part.counts) for part in alone))
 
 
 @pytest.mark.parametrize("name", ["v3", "v2", "nine"])

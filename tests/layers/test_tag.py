@@ -34,7 +34,7 @@ MODULES = {
     "mla_lite": (lambda: MLA(4, 2, query_rank=None, **MLA_SIZES, key=KEY), "attn", KV_LATENT + ATTENTION),
     "mlp": (lambda: SwiGLU(4, 5, key=KEY), "mlp", ["gate", "up"]),
     "router": (lambda: Router(4, 3, 2, key=KEY), "moe", ["scores", "chosen"]),
-    "experts": (lambda: Experts(4, 5, 3, key=KEY), "moe", ["dispatched", "gate", "up", "down"]),
+    "experts": (lambda: Experts(4, 5, 3, key=KEY), "moe", ["plan", "dispatched", "gate", "up"]),
 }
 
 
@@ -64,7 +64,7 @@ def test_two_instances_in_one_block_have_different_names():
 def test_repeated_layers_count_once_in_order_of_appearance():
     layer = eqx.filter_eval_shape(moe)
     once = names(layer)
-    assert once[:3] == ["moe_scores", "moe_chosen", "moe_dispatched"]
+    assert once[:4] == ["moe_scores", "moe_chosen", "moe_plan", "moe_dispatched"]
     assert names([layer, layer, {"more": layer}]) == once
 
 
@@ -72,7 +72,7 @@ def test_options_of_the_tags():
     block = eqx.filter_eval_shape(lambda: MoEBlock(Attention(4, 2, 1, 2, prefix="cross", key=KEY), moe(), 4))
     found = {each.name: each for each in tags(block)}
     assert {name for name, each in found.items() if each.carried} == {"block_input"}
-    assert {name for name, each in found.items() if each.discrete} == {"moe_chosen"}
+    assert {name for name, each in found.items() if each.discrete} == {"moe_chosen", "moe_plan"}
     assert {name: each.follows for name, each in found.items() if each.follows} == {"cross_lse": "cross_context"}
 
 

@@ -73,12 +73,20 @@ def test_the_block_input_stays_on_the_device_unless_it_goes_to_the_host():
     assert column(table(LLAMA, activations={"block_input": "host"}), "block_input") == ["host"] * 5
 
 
-def test_the_choice_of_experts_stays_on_the_device_unless_named():
+@pytest.mark.parametrize("tag", ["moe_chosen", "moe_plan"])
+def test_the_choice_of_experts_stays_on_the_device_unless_named(tag: str):
     for default in ("device", "host", "remat"):
-        assert column(table(DEEPSEEK, default=default), "moe_chosen") == ["device"] * 2
+        assert column(table(DEEPSEEK, default=default), tag) == ["device"] * 2
     for named in ("host", "remat"):
-        assert column(table(DEEPSEEK, activations={"moe_chosen": named}), "moe_chosen") == [named] * 2
-    assert column(table(DEEPSEEK, layers={"last": {"moe_chosen": "host"}}), "moe_chosen") == ["device", "host"]
+        assert column(table(DEEPSEEK, activations={tag: named}), tag) == [named] * 2
+    assert column(table(DEEPSEEK, layers={"last": {tag: "host"}}), tag) == ["device", "host"]
+
+
+def test_a_tag_that_names_several_arrays_counts_them_all():
+    """Of 2 sequences of 7 tokens, 2 of 9 experts each: blocks of 8 rows, int32."""
+    choices, blocks = 2 * 7 * 2, (2 * 7 * 2 + 9 * 7) // 8
+    sizes = [row["moe_plan"].array_bytes for row in table(DEEPSEEK).layers if "moe_plan" in row]
+    assert sizes == [4 * (choices + blocks * 8 + blocks)] * 2
 
 
 @pytest.mark.parametrize("name", [LLAMA, DEEPSEEK])
@@ -218,7 +226,7 @@ SUITED = [
     for preset in Placement.presets()
     if not (name == "debug_llama" and preset == "blog_deepseek")
 ]
-# Bytes of a token in a layer that each preset puts on the host, in units of 4 bytes; None: all but moe_chosen.
+# What each preset puts on the host.
 ON_HOST = {"blog_llama": {"attn_query", "attn_key", "attn_value"}, "block_input_host": {"block_input"}}
 ON_HOST |= {"device": set(), "remat": set()}
 
@@ -230,7 +238,7 @@ def test_presets_suit_the_debug_models(name: str, preset: str):
     everything = {tag for row in found.layers for tag in row}
     latents = {"attn_query_latent", "attn_kv_latent"}
     wide = {f"{mlp}_{part}" for mlp in ("mlp", "moe", "shared") for part in ("gate", "up")}
-    expected = ON_HOST | {"host": everything - {"moe_chosen"}, "blog_deepseek": latents | wide}
+    expected = ON_HOST | {"host": everything - {"moe_chosen", "moe_plan"}, "blog_deepseek": latents | wide}
     assert on_host == expected[preset]
 
 

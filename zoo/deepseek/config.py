@@ -31,7 +31,8 @@ class DeepSeekConfig:
     """MLA and mixture-of-experts layers after `num_dense_layers` dense ones (arXiv 2405.04434 and 2412.19437).
 
     `query_rank` None: queries without a latent, as in V2-Lite. `num_shared_experts` act as one of that many times
-    `expert_dim`.
+    `expert_dim`. `capacity_factor`: an expert takes at most that many times the mean load, and what comes beyond is
+    dropped; None never drops.
     """
 
     vocab_size: int
@@ -49,6 +50,7 @@ class DeepSeekConfig:
     num_experts: int
     experts_per_token: int
     num_shared_experts: int
+    capacity_factor: float | None = None
     norm_eps: float = 1e-6
     tied_embeddings: bool = False
     init_std: float = 0.02
@@ -61,6 +63,8 @@ class DeepSeekConfig:
         require_positive("model", self, "num_experts", "experts_per_token", "init_std")
         if self.query_rank is not None:
             require_positive("model", self, "query_rank")
+        if self.capacity_factor is not None:
+            require_positive("model", self, "capacity_factor")
         for name in ("num_dense_layers", "num_shared_experts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name}", getattr(self, name), "must not be negative")

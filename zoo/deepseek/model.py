@@ -7,10 +7,12 @@ from jaxtyping import PRNGKeyArray
 
 from layers import (
     MLA,
+    CapacityDispatch,
     DenseBlock,
     Embedding,
     Experts,
     Linear,
+    LocalDispatch,
     MoE,
     MoEBlock,
     RMSNorm,
@@ -63,7 +65,8 @@ def _moe(c: DeepSeekConfig, *, key: PRNGKeyArray) -> MoE:
     router = Router(
         c.dim, c.num_experts, c.experts_per_token, std=c.init_std, **dataclasses.asdict(c.router), key=router_key
     )
-    experts = Experts(c.dim, c.expert_dim, c.num_experts, std=c.init_std, key=experts_key)
+    dispatch = LocalDispatch() if c.capacity_factor is None else CapacityDispatch(c.capacity_factor)
+    experts = Experts(c.dim, c.expert_dim, c.num_experts, dispatch=dispatch, std=c.init_std, key=experts_key)
     if not c.num_shared_experts:
         return MoE(router, experts, None)
     shared_dim = c.num_shared_experts * c.expert_dim

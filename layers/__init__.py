@@ -11,6 +11,7 @@ from layers.linear import Linear as Linear
 from layers.mla import MLA as MLA
 from layers.mlp import SwiGLU as SwiGLU
 from layers.moe import MoE as MoE, MoEStats as MoEStats
+from layers.mtp import MTP as MTP
 from layers.norm import RMSNorm as RMSNorm
 from layers.rope import Rope as Rope, Rotation as Rotation
 from layers.router import Router as Router

@@ -11,7 +11,8 @@ class TrainConfig:
 
     - `batch_size`: sequences a step, over all `accumulate` micro-batches; `sequence_length`: tokens of each.
     - `dtype`: of computation; with `bfloat16` masters, gradients' sums and moments are float32.
-    - `balance_loss`, `z_loss`: coefficients (`recipes.next_token_loss`); `router_bias_rate`: `recipes.make_train_step`.
+    - `balance_loss`, `z_loss`, `mtp_loss`: coefficients of `recipes.next_token_loss`; `router_bias_rate`: see
+      `recipes.make_train_step`.
     - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
     - `sample_tokens`: length of the greedy sample at the end; 0 for none.
     """
@@ -24,6 +25,7 @@ class TrainConfig:
     seed: int = 0
     balance_loss: float = 1e-4
     z_loss: float = 0.0
+    mtp_loss: float = 0.3
     router_bias_rate: float = 1e-3
     validation_batches: int = 32
     sample_tokens: int = 160
@@ -31,7 +33,15 @@ class TrainConfig:
     def __post_init__(self):
         require_positive("train", self, "steps", "batch_size", "sequence_length", "accumulate")
         require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
-        for name in ("balance_loss", "z_loss", "router_bias_rate", "validation_batches", "sample_tokens", "seed"):
+        for name in (
+            "balance_loss",
+            "z_loss",
+            "mtp_loss",
+            "router_bias_rate",
+            "validation_batches",
+            "sample_tokens",
+            "seed",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"train.{name}", getattr(self, name), "must not be negative")
         if self.batch_size % self.accumulate:

@@ -127,7 +127,7 @@ def _compile_step(config: Config, state: TrainState, batch: dict[str, np.ndarray
     train = config.train
     step: Any = make_train_step(
         make_optimizer(config.optimizer, train.steps),
-        partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss),
+        partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss, mtp=train.mtp_loss),
         train.accumulate,
         router_bias_rate=train.router_bias_rate,
     )

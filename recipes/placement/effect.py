@@ -34,12 +34,14 @@ def savable(model: PyTree, example: Sequence[Any] = DEFAULT_EXAMPLE) -> list[dic
         repeated = [block for kind, block in firsts.items() for _ in range(kind + 1)]
         return place_stack(Stack(tuple(repeated)), [{tag.name: "host" for tag in tags(block)} for block in repeated])
 
+    first: dict[int, int] = {}  # the scan that shows a structure: two stacks may hold the same one
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)
     program = jax.make_jaxpr(eqx.filter_grad(_total))(map_stacks(sample, abstract), *example)
     sizes: list[dict[str, int]] = [{} for _ in kinds]
     for residual in saved(program):
-        row = sizes[residual.layers - 1]
-        row[residual.tag] = row.get(residual.tag, 0) + residual.layer_bytes
+        kind = residual.layers - 1
+        if first.setdefault(kind, residual.scan) == residual.scan:
+            sizes[kind][residual.tag] = sizes[kind].get(residual.tag, 0) + residual.layer_bytes
     return [sizes[kinds.index(structure(block))] for block in blocks]
 
 
@@ -51,5 +53,6 @@ def stacks(model: PyTree) -> list[Stack]:
 
 def _total(model: PyTree, *args: Any) -> jax.Array:
     """A scalar that depends on every float output of the model."""
-    outputs = [leaf for leaf in jax.tree.leaves(model(*args)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    call = getattr(model, "forward", model)  # a model's `forward` may compute more than its call
+    outputs = [leaf for leaf in jax.tree.leaves(call(*args)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.sum(jnp.stack([jnp.sum(leaf.astype(jnp.float32)) for leaf in outputs]))

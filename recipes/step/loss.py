@@ -29,37 +29,50 @@ class Loss(eqx.Module):
     stats: MoEStats | None = None
 
 
-def next_token_loss(model: Any, batch: Batch, *, balance: float = 0.0, z_loss: float = 0.0, chunk: int = 128) -> Loss:
+def next_token_loss(
+    model: Any, batch: Batch, *, balance: float = 0.0, z_loss: float = 0.0, mtp: float = 0.0, chunk: int = 128
+) -> Loss:
     r"""Cross-entropy of each token given the ones before it, in nats, plus the weighted auxiliary losses.
 
     $\sum_t w_t \left(-\log p_t + z\, \mathrm{lse}_t^2\right) + \sum_b w_b\, \alpha \sum_l B_{lb}$ with $B$ the
-    sequence-wise balance loss of layer $l$, weighted by the tokens $w_b$ of its sequence.
+    sequence-wise balance loss of layer $l$, weighted by the tokens $w_b$ of its sequence; and, for a model with $D$
+    depths of multi-token prediction, $\frac{\lambda}{D} \sum_k \sum_t w_t (-\log p^k_t)$ (DeepSeek-V3, eq. 24-25).
 
     `batch`: `tokens` `[batch, seq + 1]`; optional, of the same shape: `loss_mask` (which tokens count as targets),
     `segment_ids` (a segment's first token is no target), `positions`. `z_loss` is $z$ (PaLM, arXiv 2204.02311,
-    section 5), `balance` is $\alpha$. Logits are made for `chunk` positions of the sequence at a time.
+    section 5), `balance` is $\alpha$, `mtp` $\lambda$. Logits are made for `chunk` positions of the sequence at a time.
     """
     tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
     context = {name: batch[name][:, :-1] for name in ("positions", "segment_ids") if name in batch}
-    weights = _target_weights(batch)
+    weights = _target_weights(batch, 1)
     output = model.forward(tokens, **context)
-    total, nll = cross_entropy(output.hidden, model.unembedding, targets, weights, z_loss, min(chunk, tokens.shape[1]))
+    chunk = min(chunk, tokens.shape[1])
+    total, nll = cross_entropy(output.hidden, model.unembedding, targets, weights, z_loss, chunk)
     metrics = {"loss": nll}
-    if output.aux is not None:
-        balances = jnp.sum(output.aux.balance_loss * jnp.sum(weights, axis=1)[None])
+    if output.aux.moe is not None:
+        balances = jnp.sum(output.aux.moe.balance_loss * jnp.sum(weights, axis=1)[None])
         metrics["balance_loss"] = jax.lax.stop_gradient(balances)
         total = total + balance * balances
-    return Loss(total, jnp.sum(weights), metrics, output.aux)
+    if output.aux.mtp and mtp:
+        ahead = jnp.zeros((), jnp.float32)
+        for depth, hidden in enumerate(output.aux.mtp, start=1):
+            further = jnp.roll(targets, -depth, axis=1)
+            ahead += cross_entropy(hidden, model.unembedding, further, _target_weights(batch, depth + 1), 0.0, chunk)[0]
+        ahead = ahead / len(output.aux.mtp)
+        metrics["mtp_loss"] = jax.lax.stop_gradient(ahead)
+        total = total + mtp * ahead
+    return Loss(total, jnp.sum(weights), metrics, output.aux.moe)
 
 
-def _target_weights(batch: Batch) -> Float32[Array, "batch seq"]:
-    weights = jnp.ones(batch["tokens"][:, 1:].shape, jnp.float32)
+def _target_weights(batch: Batch, ahead: int) -> Float32[Array, "batch seq"]:
+    """The weight of the token `ahead` places further as a target, at every position that is an input."""
+    weights = jnp.ones(batch["tokens"][:, ahead:].shape, jnp.float32)
     if "loss_mask" in batch:
-        weights = batch["loss_mask"][:, 1:].astype(jnp.float32)
+        weights = batch["loss_mask"][:, ahead:].astype(jnp.float32)
     if "segment_ids" in batch:
-        same = batch["segment_ids"][:, 1:] == batch["segment_ids"][:, :-1]
+        same = batch["segment_ids"][:, ahead:] == batch["segment_ids"][:, :-ahead]
         weights = weights * same.astype(jnp.float32)
-    return weights
+    return jnp.pad(weights, ((0, 0), (0, ahead - 1)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))

@@ -238,5 +238,7 @@ SAMPLES: dict[str, Sample] = {
         _deepseek(_V2, num_layers=2, num_dense_layers=1, num_experts=4, query_rank=None, tied_embeddings=True), 2, 5
     ),
     "deepseek_all_moe": Sample(_deepseek(RouterConfig(), num_layers=2, num_dense_layers=0, num_experts=4), 2, 8),
-    "deepseek_all_dense": Sample(_deepseek(RouterConfig(), num_layers=2, num_dense_layers=2, num_experts=2), 1, 5),
+    "deepseek_mtp": Sample(
+        _deepseek(RouterConfig(), num_layers=1, num_dense_layers=1, num_experts=2, num_mtp_layers=1), 1, 5
+    ),
 }

@@ -22,7 +22,7 @@ BEARTYPE_DRAWS = pytest.mark.filterwarnings("ignore:Do not use the `random` modu
 
 def total(model: Any, batch: Any) -> jax.Array:
     """All parts of the loss, in more than one chunk."""
-    return next_token_loss(model, batch, balance=0.1, z_loss=1e-2, chunk=3).total
+    return next_token_loss(model, batch, balance=0.1, z_loss=1e-2, mtp=0.3, chunk=3).total
 
 
 @functools.cache

@@ -213,5 +213,5 @@ def test_drawn_placements_resolve(data: st.DataObject):
     model = make_abstract(sample.config)
     placement = data.draw(placements(model, sample.example, max_rows=3))
     table = resolve(placement, model, sample.example)
-    assert len(table.layers) == sample.config.num_layers
+    assert len(table.layers) == sample.config.num_layers + getattr(sample.config, "num_mtp_layers", 0)
     assert all("attn_lse" not in cells for cells in placement.layers.values())

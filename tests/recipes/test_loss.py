@@ -14,6 +14,7 @@ from recipes import Loss, next_token_loss
 from recipes.step.loss import cross_entropy
 from tests import helpers
 from tests.recipes.common import batch, model
+from zoo.base import Aux, Output
 
 BATCH, SEQ, DIM, VOCAB = 2, 7, 5, 11
 HIDDEN, UNEMBEDDING = helpers.normal(0, BATCH, SEQ, DIM), helpers.normal(1, DIM, VOCAB)
@@ -95,7 +96,10 @@ def test_no_array_holds_the_logits_of_all_positions():
 
 
 class Echo:
-    """A model whose hidden states are one-hot tokens: the logits of position t are row `tokens[t]` of a matrix."""
+    """A model whose hidden states are one-hot tokens: the logits of position t are row `tokens[t]` of a matrix.
+
+    Those of its first depth of multi-token prediction are of the tokens reversed, those of the second as they are.
+    """
 
     unembedding = UNEMBEDDING[:, :5]
 
@@ -104,7 +108,8 @@ class Echo:
 
     def forward(self, tokens: Any, **context: Any) -> Any:
         self.seen = {"tokens": tokens, **context}
-        return type("Output", (), {"hidden": jax.nn.one_hot(tokens, DIM), "aux": None})
+        hidden = jax.nn.one_hot(tokens, DIM)
+        return Output(hidden, Aux(mtp=(hidden[:, ::-1], hidden)))
 
 
 TOKENS: Any = np.array([[0, 1, 2, 3], [4, 4, 1, 0]], np.int32)
@@ -164,3 +169,33 @@ def test_the_balance_loss_enters_with_its_coefficient_and_the_weight_of_its_sequ
     assert added == pytest.approx(0.25 * balances, rel=1e2 * helpers.FLOAT32)  # a difference of larger numbers
     assert float(with_balance.metrics["loss"]) == float(without.total)
     assert with_balance.stats.counts.sum(1).tolist() == [2 * 8 * 2] * 2  # tokens times experts a token
+
+
+MTP_CASES = {
+    "plain": ({}, np.ones((2, 4))),
+    "mask": ({"loss_mask": np.array([[1, 1, 0, 1], [1, 1, 1, 0]], np.int32)}, np.array([[1, 1, 0, 1], [1, 1, 1, 0]])),
+}
+
+
+@pytest.mark.parametrize(("more", "mask"), MTP_CASES.values(), ids=MTP_CASES)
+def test_further_tokens_are_predicted_from_the_same_position(more: dict[str, Any], mask: Any):
+    """DeepSeek-V3, eq. 24-25: position i of depth k predicts token i + k + 1, where there is one."""
+    reversed_inputs = [row[:3][::-1] for row in TOKENS]
+    first = [mask[b, i + 2] * nll(reversed_inputs[b][i], TOKENS[b, i + 2]) for b in (0, 1) for i in (0, 1)]
+    second = [mask[b, 3] * nll(TOKENS[b, 0], TOKENS[b, 3]) for b in (0, 1)]
+    expected = (sum(first) + sum(second)) / 2
+    call = [next_token_loss(Echo(), {"tokens": TOKENS, **more}, mtp=weight) for weight in (0.0, 0.5)]
+    assert float(call[1].metrics["mtp_loss"]) == pytest.approx(expected, rel=helpers.FLOAT32)
+    assert float(call[1].total - call[0].total) == pytest.approx(0.5 * expected, rel=1e2 * helpers.FLOAT32)
+    assert float(call[1].metrics["loss"]) == float(call[0].total)
+    assert float(call[0].weight) == float(call[1].weight) == mask[:, 1:].sum()
+    assert "mtp_loss" not in call[0].metrics
+
+
+def test_further_tokens_of_another_segment_are_no_targets():
+    segments = np.array([[0, 0, 1, 1], [0, 0, 0, 0]], np.int32)
+    batch: dict[str, Any] = {"tokens": TOKENS, "segment_ids": segments}
+    found = next_token_loss(Echo(), batch, mtp=1.0)
+    first = [nll(TOKENS[1, 2 - i], TOKENS[1, i + 2]) for i in (0, 1)]
+    expected = (sum(first) + nll(TOKENS[1, 0], TOKENS[1, 3])) / 2
+    assert float(found.metrics["mtp_loss"]) == pytest.approx(expected, rel=helpers.FLOAT32)

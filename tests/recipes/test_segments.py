@@ -149,7 +149,7 @@ def test_a_placed_model_is_called_like_the_model():
     expected = call(canonical, tokens, positions, np.array([[0, 0, 0, 1, 1]], np.int32))
     actual = call(place(canonical, SPLIT), tokens, positions, np.array([[0, 0, 0, 1, 1]], np.int32))
     helpers.assert_close(actual, expected, helpers.FLOAT32_MODEL)
-    assert actual[1].aux.counts.tolist() == expected[1].aux.counts.tolist()
+    assert actual[1].aux.moe.counts.tolist() == expected[1].aux.moe.counts.tolist()
 
 
 def test_a_mesh_is_refused_until_it_is_supported():

@@ -135,16 +135,16 @@ def test_packed_segments_equal_separate_runs(name):
 
 def test_statistics_are_one_row_a_moe_layer():
     _, output = forward()(model("debug_deepseek"), jnp.asarray(TOKENS))
-    assert output.aux.counts.shape == (2, 9)
-    assert np.sum(output.aux.counts, axis=1).tolist() == [TOKENS.size * 2] * 2
-    assert output.aux.balance_loss.shape[0] == 2
+    assert output.aux.moe.counts.shape == (2, 9)
+    assert np.sum(output.aux.moe.counts, axis=1).tolist() == [TOKENS.size * 2] * 2
+    assert output.aux.moe.balance_loss.shape[0] == 2
     _, output = forward()(model("debug_llama"), jnp.asarray(TOKENS))
-    assert output.aux is None
+    assert output.aux.moe is None
 
 
 def test_balance_loss_reaches_every_router_and_no_bias():
     decoder = model("debug_deepseek")
-    loss = lambda model: jnp.sum(model.forward(jnp.asarray(TOKENS)).aux.balance_loss)  # noqa: E731
+    loss = lambda model: jnp.sum(model.forward(jnp.asarray(TOKENS)).aux.moe.balance_loss)  # noqa: E731
     gradient = helpers.jit(eqx.filter_grad(loss))(decoder)
     routers: list[Any] = [block.moe.router for block in gradient.layers.blocks if isinstance(block, MoEBlock)]
     assert len(routers) == 2

@@ -49,6 +49,38 @@ def test_parameter_counts_of_the_comparison_models():
     assert [leaf.shape for leaf in jax.tree.leaves(buffers)] == [(8,), (8,)]
 
 
+PUBLISHED = {
+    "llama2_7b": 6_738_415_616,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_2_3b": 3_212_749_824,
+    "llama3_1_8b": 8_030_261_248,
+    "llama3_1_70b": 70_553_706_496,
+    "llama3_1_405b": 405_853_388_800,
+    "deepseek_v2_lite": 15_706_484_224,
+    "deepseek_v2": 235_741_434_880,
+    "deepseek_v3_671b": 671_026_419_200,
+    "kimi_k2": 1_026_408_232_448,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items(), ids=PUBLISHED)
+def test_parameter_counts_of_the_published_models(name: str, count: int):
+    """As on their model cards, embeddings and routing biases included."""
+    assert zoo.count_parameters(name) == count
+
+
+def test_every_model_is_published_or_ours():
+    assert {name for name in zoo.names() if not name.startswith(("debug_", "bench_"))} == set(PUBLISHED)
+
+
+def test_multi_token_prediction_adds_a_layer_and_what_joins_it():
+    d, added = 7168, zoo.count_parameters("deepseek_v3_671b", num_mtp_layers=1) - PUBLISHED["deepseek_v3_671b"]
+    layer = zoo.count_parameters("deepseek_v3_671b", num_layers=5) - zoo.count_parameters(
+        "deepseek_v3_671b", num_layers=4
+    )
+    assert added == layer + 2 * d * d + 3 * d == 11_610_068_224
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_the_abstract_model_has_the_structure_shapes_and_dtypes_of_the_built_one(name):
     abstract, model = zoo.abstract(name, **TINY[name]), build(name)

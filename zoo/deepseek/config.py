@@ -30,9 +30,11 @@ class RouterConfig:
 class DeepSeekConfig:
     """MLA and mixture-of-experts layers after `num_dense_layers` dense ones (arXiv 2405.04434 and 2412.19437).
 
-    `query_rank` None: queries without a latent, as in V2-Lite. `num_shared_experts` act as one of that many times
-    `expert_dim`. `capacity_factor`: an expert takes at most that many times the mean load, and what comes beyond is
-    dropped; None never drops.
+    - `query_rank` None: queries without a latent, as in V2-Lite.
+    - `num_shared_experts` act as one of that many times `expert_dim`.
+    - `num_mtp_layers`: depths of multi-token prediction, each an MoE layer after the others.
+    - `capacity_factor`: an expert takes at most that many times the mean load, and what comes beyond is dropped; None
+      never drops.
     """
 
     vocab_size: int
@@ -50,6 +52,7 @@ class DeepSeekConfig:
     num_experts: int
     experts_per_token: int
     num_shared_experts: int
+    num_mtp_layers: int = 0
     capacity_factor: float | None = None
     norm_eps: float = 1e-6
     tied_embeddings: bool = False
@@ -65,7 +68,7 @@ class DeepSeekConfig:
             require_positive("model", self, "query_rank")
         if self.capacity_factor is not None:
             require_positive("model", self, "capacity_factor")
-        for name in ("num_dense_layers", "num_shared_experts"):
+        for name in ("num_dense_layers", "num_shared_experts", "num_mtp_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name}", getattr(self, name), "must not be negative")
         if self.num_dense_layers > self.num_layers:

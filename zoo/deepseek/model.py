@@ -7,6 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from layers import (
     MLA,
+    MTP,
     CapacityDispatch,
     DenseBlock,
     Embedding,
@@ -27,7 +28,7 @@ from zoo.deepseek.config import DeepSeekConfig
 
 def deepseek(config: DeepSeekConfig, *, key: PRNGKeyArray) -> Decoder:
     """A DeepSeek with normally distributed weights of deviation `init_std`; its first layers are dense."""
-    embed_key, stack_key, head_key = jax.random.split(key, 3)
+    embed_key, stack_key, head_key, mtp_key = jax.random.split(key, 4)
     c = config
     rope = Rope(dim=c.rope_head_dim, **dataclasses.asdict(c.rope))
     kinds = ["dense"] * c.num_dense_layers + ["moe"] * (c.num_layers - c.num_dense_layers)
@@ -37,7 +38,13 @@ def deepseek(config: DeepSeekConfig, *, key: PRNGKeyArray) -> Decoder:
         norm=RMSNorm(c.dim, eps=c.norm_eps),
         head=None if c.tied_embeddings else Linear(c.dim, c.vocab_size, std=c.init_std, key=head_key),
         rope=rope,
+        mtp=tuple(_mtp(c, rope, key=jax.random.fold_in(mtp_key, depth)) for depth in range(c.num_mtp_layers)),
     )
+
+
+def _mtp(c: DeepSeekConfig, rope: Rope, *, key: PRNGKeyArray) -> MTP:
+    projection_key, block_key = jax.random.split(key)
+    return MTP(_block(c, "moe", rope, key=block_key), c.dim, eps=c.norm_eps, std=c.init_std, key=projection_key)
 
 
 def _block(c: DeepSeekConfig, kind: str, rope: Rope, *, key: PRNGKeyArray) -> DenseBlock | MoEBlock:

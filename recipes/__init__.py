@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recipes.optim import OptimizerConfig as OptimizerConfig, make_optimizer as make_optimizer
+    from recipes.placement.masks import canonical_mask as canonical_mask
     from recipes.placement.policy import policy as policy
     from recipes.placement.resolve import Table as Table, place as place, resolve as resolve
     from recipes.placement.segments import unplace as unplace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "OptimizerConfig": "recipes.optim",
     "make_optimizer": "recipes.optim",
+    "canonical_mask": "recipes.placement.masks",
     "policy": "recipes.placement.policy",
     "Table": "recipes.placement.resolve",
     "place": "recipes.placement.resolve",

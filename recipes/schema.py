@@ -30,7 +30,8 @@ class Config:
     run: RunConfig
 
 
-_GROUPS = {"optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
+SECTIONS = ("model", "placement", "optimizer", "data", "train", "run")
+GROUPS = {"optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
 
 
 def register() -> None:
@@ -38,7 +39,7 @@ def register() -> None:
     store = ConfigStore.instance()
     for family, kind in FAMILIES.items():
         store.store(group="family", name=family, node=_schema(kind))
-    for name, kind in _GROUPS.items():
+    for name, kind in GROUPS.items():
         store.store(group="schema", name=name, node=_schema(kind))
     store.store(group="schema", name="placement", node=_placement_schema())
     root: dict[str, Any] = dict.fromkeys(("model", "placement", "optimizer", "data"), MISSING)
@@ -50,13 +51,19 @@ def read(tree: DictConfig) -> Config:
     missing = sorted(OmegaConf.missing_keys(tree))
     if missing:
         raise ConfigError(missing[0], "???", "has no value; give it on the command line or in a file")
-    for section in ("model", "placement", "optimizer", "data", "train", "run"):
-        if not isinstance(tree[section], DictConfig):
-            raise ConfigError(section, tree[section], "needs a map of keys to values, or a choice of its group")
     fields: dict[str, Any] = OmegaConf.to_container(tree, resolve=True)  # type: ignore[assignment]
+    for section, given in fields.items():
+        if section not in SECTIONS:
+            key, value = _first_leaf(section, given)
+            raise ConfigError(key, value, "no such key", allowed=SECTIONS, name=section)
+    for section in SECTIONS:
+        if not isinstance(fields.get(section), dict):
+            raise ConfigError(section, fields.get(section), "needs a map of keys to values, or a choice of its group")
     family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
     kinds = {kind.__name__: kind for kind in FAMILIES.values()}
     explain = fields["placement"].pop("explain")
+    if not isinstance(explain, bool):
+        raise ConfigError("placement.explain", explain, "must be true or false")
     return Config(
         model=from_fields(kinds[family], fields["model"], "model"),
         placement=from_fields(Placement, fields["placement"], "placement"),
@@ -68,6 +75,14 @@ def read(tree: DictConfig) -> Config:
     )
 
 
+def _first_leaf(key: str, value: Any) -> tuple[str, Any]:
+    """`("mesh", {"fsdp": 2})` as `("mesh.fsdp", 2)`."""
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key, value
+
+
 def _placement_schema() -> DictConfig:
     """Tags and layers become keys without `+`: `recipes.resolve` checks them when the model is known."""
     explained = dataclasses.make_dataclass(
@@ -77,7 +92,8 @@ def _placement_schema() -> DictConfig:
             ("activations", dict[str, Any], field(default_factory=dict)),
             ("layers", dict[Any, Any], field(default_factory=dict)),
             ("state", _twin(StatePlacement), field(default_factory=_twin(StatePlacement))),
-            ("explain", bool, False),
+            ("group", int, 1),
+            ("explain", Any, False),
         ],
     )
     node = OmegaConf.structured(explained)
@@ -94,11 +110,13 @@ def _schema(kind: type) -> DictConfig:
 def _twin(kind: type) -> type:
     """A dataclass of the same name and fields that is not frozen and checks nothing.
 
-    OmegaConf takes a frozen dataclass for a configuration that no one may override.
+    OmegaConf takes a frozen dataclass for a configuration that no one may override, and any number for a truth value:
+    `from_fields` checks those.
     """
     fields = []
     for item in dataclasses.fields(kind):
         nested: Any = _twin(item.type) if dataclasses.is_dataclass(item.type) else item.type  # type: ignore[arg-type]
+        nested = Any if nested is bool else nested
         default: Any = MISSING if item.default is dataclasses.MISSING else item.default
         if item.default_factory is not dataclasses.MISSING:
             values = dataclasses.asdict(item.default_factory())  # type: ignore[call-overload]

@@ -32,7 +32,8 @@ def savable(model: PyTree, example: Sequence[Any] = DEFAULT_EXAMPLE) -> list[dic
         """One run for each structure, of a length of its own, by which its residuals are known again."""
         firsts = {kinds.index(structure(block)): block for block in reversed(stack.blocks)}
         repeated = [block for kind, block in firsts.items() for _ in range(kind + 1)]
-        return place_stack(Stack(tuple(repeated)), [{tag.name: "host" for tag in tags(block)} for block in repeated])
+        rows = [({tag.name: "host" for tag in tags(block)}, ()) for block in repeated]
+        return place_stack(Stack(tuple(repeated)), rows)
 
     first: dict[int, int] = {}  # the scan that shows a structure: two stacks may hold the same one
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model)

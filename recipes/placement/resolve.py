@@ -1,9 +1,10 @@
 """A placement resolved against a model: the table of layers x tags."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from layers.tag import Tag, tags
@@ -11,6 +12,8 @@ from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.spec import Placement, layer_numbers
 from zoo.checks import ConfigError
+
+_GROUPS = (1, 2, 3, 4)  # tried, so that a table of many segments can say which pattern would make few
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Layers x tags -> cell, and how many segments the step runs. `print(table)` folds equal layers."""
+    """Layers x tags -> cell, and how many segments the step runs. `print(table)` folds equal layers.
+
+    - `segments_by_group`: the number of segments that each `placement.group` would make.
+    - `labels`: what else keeps layers apart (`resolve(..., apart=mask)`), one entry a layer.
+    """
 
     layers: tuple[dict[str, Cell], ...]
     num_segments: int
+    segments_by_group: Mapping[int, int] = field(default_factory=dict)
+    labels: tuple[tuple, ...] = ()
 
     def rows(self) -> list[dict[str, str]]:
         """Tag -> place of each layer, cells without effect left out."""
@@ -49,10 +58,13 @@ class Table:
         return explain(self)
 
 
-def resolve(placement: Placement, model: PyTree, example: Sequence[Any] = DEFAULT_EXAMPLE) -> Table:
+def resolve(
+    placement: Placement, model: PyTree, example: Sequence[Any] = DEFAULT_EXAMPLE, *, apart: PyTree = None
+) -> Table:
     """The table of a placement on a canonical model (arrays or `ShapeDtypeStruct`s), called as `model(*example)`.
 
-    The example's shapes give the bytes. Raises ConfigError for a tag or layer that the model has not, entries that
+    The example's shapes give the bytes. Layers for which a mask `apart` of the model's structure differs share no
+    segment (see `recipes.canonical_mask`). Raises ConfigError for a tag or layer that the model has not, entries that
     contradict each other, and entries that cannot have an effect, saying what to write instead.
     """
     blocks = [block for stack in stacks(model) for block in stack.blocks]
@@ -62,30 +74,49 @@ def resolve(placement: Placement, model: PyTree, example: Sequence[Any] = DEFAUL
     sizes = savable(model, example)
     entries = _Entries.read(placement, known)
     table = [_row(layer, known[layer], sizes[layer], entries, placement.default) for layer in range(len(blocks))]
-    places = [{tag: cell.place for tag, cell in row.items()} for row in table]
+    places = [tuple((tag, cell.place) for tag, cell in row.items()) for row in table]
+    labels = _labels(apart, len(blocks))
+    kinds = list(zip(places, labels, strict=True))
+    segments = {group: _num_segments(model, kinds, group) for group in {placement.group, *_GROUPS}}
+    return Table(tuple(table), segments[placement.group], segments, labels)
+
+
+def _labels(apart: PyTree, num_layers: int) -> tuple[tuple, ...]:
+    if apart is None:
+        return ((),) * num_layers
+    blocks = [block for stack in stacks(apart) for block in stack.blocks]
+    if len(blocks) != num_layers:
+        raise ValueError(f"a mask must have the structure of the model: {num_layers} layers, not {len(blocks)}")
+    return tuple(tuple(jax.tree.leaves(block, is_leaf=lambda leaf: leaf is None)) for block in blocks)
+
+
+def _num_segments(model: PyTree, kinds: Sequence[Any], group: int) -> int:
     segments, first = 0, 0
     for stack in stacks(model):
         last = first + len(stack.blocks)
-        segments += len(runs_of(stack.blocks, places[first:last]))
+        segments += len(runs_of(stack.blocks, kinds[first:last], group))
         first = last
-    return Table(tuple(table), segments)
+    return segments
 
 
-def place(model: PyTree, placement: Placement, mesh: None = None, *, table: Table | None = None) -> PyTree:
+def place(
+    model: PyTree, placement: Placement, mesh: None = None, *, table: Table | None = None, apart: PyTree = None
+) -> PyTree:
     """The model with its blocks stacked by segments; same call, each tag on its place in the backward pass.
 
     Donates its input: the arrays of the blocks are deleted once stacked. `recipes.unplace` gives the canonical model
-    back. `table` spares resolving the placement again. Raises ConfigError as `resolve` does.
+    back. `apart` is what `resolve` takes; `table` spares resolving again. Raises ConfigError as `resolve` does.
     """
     if mesh is not None:
         raise NotImplementedError("a placed model on a mesh is not supported yet; call place(model, placement)")
-    rows = (resolve(placement, model) if table is None else table).rows()
+    table = resolve(placement, model, apart=apart) if table is None else table
+    rows = list(zip(table.rows(), table.labels, strict=True))
     first = 0
 
     def change(stack: Any) -> PlacedStack:
         nonlocal first
         start, first = first, first + len(stack.blocks)
-        return place_stack(stack, rows[start:first], start)
+        return place_stack(stack, rows[start:first], start, placement.group)
 
     return map_stacks(change, model)
 

@@ -1,6 +1,6 @@
 """Runs of layers with equal rows, each one scan under its own policy: the layout that the train step works on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,28 +18,52 @@ Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of a
 
 
 class Run(eqx.Module):
-    """Layers `first` to `first + length - 1`: their blocks stacked along a leading dim, and where their tags live."""
+    """Consecutive layers from `first` on, executed by one scan of `length` steps.
 
-    blocks: PyTree[Array, "..."]
-    places: Places = eqx.field(static=True)
+    A step is one layer, or `len(blocks)` of them if a pattern of rows repeats. `blocks` holds for each layer of the
+    step the blocks of all steps, stacked along a leading dim, and `places` where its tags live.
+    """
+
+    blocks: tuple[PyTree[Array, "..."], ...]
+    places: tuple[Places, ...] = eqx.field(static=True)
     first: int = eqx.field(static=True)
     length: int = eqx.field(static=True)
+
+    @property
+    def layers(self) -> range:
+        return range(self.first, self.first + self.length * len(self.blocks))
 
     def __call__(self, x: Float[Array, "batch seq dim"], *args: Any) -> tuple[Float[Array, "batch seq dim"], PyTree]:
         return _scan(self.places, self.length, self.blocks, x, *args)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _scan(places: Places, length: int, blocks: PyTree, x: Any, *args: Any) -> Any:
-    def body(x, block):
+def _scan(places: tuple[Places, ...], length: int, blocks: tuple[PyTree, ...], x: Any, *args: Any) -> Any:
+    """Jitted, so that runs of equal rows and lengths share one trace."""
+
+    def apply(x, block):
         return block(x, *args)
+
+    steps = [jax.checkpoint(apply, policy=policy(dict(each)), prevent_cse=False) for each in places]
+
+    def body(x, blocks):
+        reports = []
+        for step, block in zip(steps, blocks, strict=True):
+            x, aux = step(x, block)
+            reports.append(aux)
+        return x, reports
 
     # The slice of a stack of one is a mere reshape, and XLA folds `reshape(copy(reshape(host array)))` into one
     # reshape that crosses memory spaces: the compiler then fails. A fence behind each tag keeps the copy.
     blocks = fence(blocks) if length == 1 else blocks
-    checkpointed = jax.checkpoint(body, policy=policy(dict(places)), prevent_cse=False)
     # A scan even for one layer: without the loop XLA drops or delays the copies to the host.
-    return jax.lax.scan(checkpointed, x, blocks)
+    x, reports = jax.lax.scan(body, x, blocks)
+    return x, jax.tree.map(_interleave, *reports)
+
+
+def _interleave(*parts: Array) -> Array:
+    """What the layers of a step report, each over all steps, in the order of the layers."""
+    return parts[0] if len(parts) == 1 else jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 class PlacedStack(eqx.Module):
@@ -60,11 +84,36 @@ def map_stacks(change: Callable[[Stack], Any], model: PyTree) -> PyTree:
     return _map_nodes(change, model, Stack)
 
 
-def runs_of(blocks: Sequence[eqx.Module], rows: Sequence[Any]) -> list[range]:
-    """Consecutive layers that share a row and a structure (fields, shapes, dtypes), as ranges."""
+def placed_stacks(model: PyTree) -> list[PlacedStack]:
+    """The stacks of a placed model, in order."""
+    leaves = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, PlacedStack))
+    return [leaf for leaf in leaves if isinstance(leaf, PlacedStack)]
+
+
+def runs_of(blocks: Sequence[eqx.Module], rows: Sequence[Any], group: int = 1) -> list[tuple[range, int]]:
+    """Consecutive layers that one scan executes, and how many of them a step takes.
+
+    A step takes one layer where rows and structures (fields, shapes, dtypes) stay equal; up to `group` where a pattern
+    of that many rows repeats and so covers more layers.
+    """
     kinds = [(row, structure(block)) for row, block in zip(rows, blocks, strict=True)]
-    starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
-    return [range(first, last) for first, last in zip(starts, [*starts[1:], len(kinds)], strict=True)]
+    runs, first = [], 0
+    while first < len(kinds):
+        period = max(range(1, group + 1), key=lambda period: (_covered(kinds, first, period), -period))
+        last = first + _covered(kinds, first, period)
+        runs.append((range(first, last), period))
+        first = last
+    return runs
+
+
+def _covered(kinds: Sequence[tuple[Any, Any]], first: int, period: int) -> int:
+    """How many layers from `first` on repeat the first `period` ones; 0 if these are no pattern of alike blocks."""
+    pattern, last = kinds[first : first + period], first
+    if any(kind != pattern[0][1] for _, kind in pattern):
+        return 0
+    while kinds[last : last + period] == pattern:
+        last += period
+    return last - first if period == 1 or last - first > period else 0
 
 
 def structure(block: PyTree) -> Any:
@@ -73,21 +122,32 @@ def structure(block: PyTree) -> Any:
     return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def place_stack(stack: Stack, rows: Sequence[Mapping[str, str]], first: int = 0) -> PlacedStack:
-    """Stacks the blocks run by run; `rows` holds tag -> place of each layer, `first` the number of the first one."""
-    places: list[Places] = [tuple(row.items()) for row in rows]
+def place_stack(
+    stack: Stack, rows: Sequence[tuple[Mapping[str, str], tuple]], first: int = 0, group: int = 1
+) -> PlacedStack:
+    """Stacks the blocks run by run; `rows` holds each layer's tag -> place and what else keeps it apart from others.
+
+    `first` is the number of the first layer.
+    """
+    kinds: list[tuple[Places, tuple]] = [(tuple(row.items()), label) for row, label in rows]
     runs = []
-    for layers in runs_of(stack.blocks, places):
-        blocks = jax.tree.map(_stack, *(stack.blocks[i] for i in layers))
-        runs.append(Run(blocks, places[layers[0]], first + layers[0], len(layers)))
+    for layers, period in runs_of(stack.blocks, kinds, group):
+        steps = [layers[i::period] for i in range(period)]
+        blocks = tuple(jax.tree.map(_stack, *(stack.blocks[layer] for layer in step)) for step in steps)
+        pattern = tuple(kinds[step[0]][0] for step in steps)
+        runs.append(Run(blocks, pattern, first + layers[0], len(layers) // period))
     return PlacedStack(tuple(runs))
 
 
 def unplace(placed: PyTree) -> PyTree:
     """The canonical model again: one block a layer. Exact inverse of `recipes.place`."""
 
+    def blocks(run: Run) -> Iterator[PyTree]:
+        for step in zip(*(unstack(blocks, run.length) for blocks in run.blocks), strict=True):
+            yield from step
+
     def change(stack: PlacedStack) -> Stack:
-        return Stack(tuple(block for run in stack.runs for block in unstack(run.blocks, run.length)))
+        return Stack(tuple(block for run in stack.runs for block in blocks(run)))
 
     return _map_nodes(change, placed, PlacedStack)
 
@@ -97,7 +157,8 @@ def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
 
     def change_stack(stack: PlacedStack) -> PlacedStack:
         def changed(run: Run) -> Run:
-            return Run(run.blocks, tuple((tag, change(place)) for tag, place in run.places), run.first, run.length)
+            places = tuple(tuple((tag, change(place)) for tag, place in each) for each in run.places)
+            return Run(run.blocks, places, run.first, run.length)
 
         return PlacedStack(tuple(changed(run) for run in stack.runs))
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from recipes.placement.resolve import Cell, Table
 
 _MAX_WIDTH = 110
+_MANY_SEGMENTS = 8
+_COMPILE_SHARE = 0.2  # what each further segment adds, of the step with one: 0.16 (Llama) to 0.26 (DeepSeek) at 20
 
 
 def show(table: Table) -> str:
@@ -18,7 +20,20 @@ def show(table: Table) -> str:
     blocks = [_align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
     segments = f"{table.num_segments} segment{'s' if table.num_segments > 1 else ''}"
     totals = ", ".join(f"{format_bytes(table.place_bytes(place))} on {place}" for place in ("device", "host"))
-    return "\n\n".join(blocks) + f"\n{len(table.layers)} layers in {segments}; saved activations: {totals}"
+    lines = ["\n\n".join(blocks), f"{len(table.layers)} layers in {segments}; saved activations: {totals}"]
+    return "\n".join([*lines, *_warning(table)])
+
+
+def _warning(table: Table) -> list[str]:
+    """What many segments cost, and the pattern that would make few of them."""
+    if table.num_segments <= _MANY_SEGMENTS:
+        return []
+    times = 1 + _COMPILE_SHARE * (table.num_segments - 1)
+    line = f"note: {table.num_segments} segments take roughly {times:.0f} times as long to compile as one"
+    fewest = min(table.segments_by_group, key=lambda group: (table.segments_by_group[group], group))
+    if 2 * table.segments_by_group[fewest] > table.num_segments:
+        return [line]
+    return [f"{line}; placement.group={fewest} would make {table.segments_by_group[fewest]}"]
 
 
 def explain(table: Table) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zoo import presets
-from zoo.checks import ConfigError, require_choice
+from zoo.checks import ConfigError, require_choice, require_positive
 
 PLACES = ("device", "host", "remat")
 
@@ -43,6 +43,8 @@ class Placement:
     - `activations`: tag -> place, in every layer that has the tag.
     - `layers`: layers -> tag -> place, where layers is `7`, `0-2`, `6+13+19` or `last`.
     - `state`: see `StatePlacement`.
+    - `group`: a pattern of up to so many rows that repeats becomes one scan, whose step takes that many layers. It
+      compiles as fast as one run, and keeps the working memory of that many layers at a time.
 
     `layers` win over `activations` over `default`; among layer keys the one that names fewer layers wins. Raises
     ConfigError for a word that is not a place or a key that is not of this form; names of tags and layers are checked
@@ -53,8 +55,10 @@ class Placement:
     activations: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     state: StatePlacement = field(default_factory=StatePlacement)
+    group: int = 1
 
     def __post_init__(self):
+        require_positive("placement", self, "group")
         require_place("placement.default", self.default)
         for tag, place in self.activations.items():
             require_place(f"placement.activations.{tag}", place)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float32, Int32, PyTree
 from layers.buffer import split_buffers
 from layers.router import Router
 from recipes.flags import compiler_options
+from recipes.placement.segments import Run
 from recipes.step.loss import Batch, Loss, next_token_loss
 from recipes.step.state import TrainState, cast
 
@@ -97,18 +98,34 @@ def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: f
     moves = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
     done = 0
 
-    def change(node: Any) -> Any:
+    def take(layers: int) -> Array:
         nonlocal done
-        if not isinstance(node, Router):
-            return node
-        layers = 1 if node.weight.ndim == 2 else node.weight.shape[0]
-        start, done = done, done + layers
-        if node.bias is None:
-            return node
-        bias = node.bias.value + moves[start:done].reshape(node.bias.value.shape)
-        return eqx.tree_at(lambda router: router.bias.value, node, bias)
+        done += layers
+        return moves[done - layers : done]
 
-    return jax.tree.map(change, model, is_leaf=lambda node: isinstance(node, Router))
+    def change(node: Any) -> Any:
+        if isinstance(node, Router):
+            return _moved(node, take(1)[0])
+        if isinstance(node, Run) and any(map(_is_router, jax.tree.leaves(node, is_leaf=_is_router))):
+            own = take(len(node.layers)).reshape(node.length, len(node.blocks), -1)
+            blocks = tuple(
+                jax.tree.map(lambda leaf, i=i: _moved(leaf, own[:, i]), block, is_leaf=_is_router)
+                for i, block in enumerate(node.blocks)
+            )
+            return Run(blocks, node.places, node.first, node.length)
+        return node
+
+    return jax.tree.map(change, model, is_leaf=lambda node: isinstance(node, Router | Run))
+
+
+def _is_router(node: object) -> bool:
+    return isinstance(node, Router)
+
+
+def _moved(node: Any, move: Array) -> Any:
+    if not isinstance(node, Router) or node.bias is None:
+        return node
+    return eqx.tree_at(lambda router: router.bias.value, node, node.bias.value + move)
 
 
 def _metrics(result: Loss, gradients: PyTree, opt_state: PyTree) -> Metrics:

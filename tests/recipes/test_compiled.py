@@ -134,6 +134,13 @@ def test_single_layers_of_32_on_the_host():
     assert_as_asked("llama", table, memory, 32)
 
 
+def test_a_pattern_of_two_layers_in_one_scan():
+    """Every second layer; what it costs in device memory is not bounded, hence not asserted."""
+    table, memory = gradient("llama", Placement(layers={"0+2+4+6+8+10": {"mlp_up": "host"}}, group=2))
+    assert table.num_segments == 1
+    assert memory.host_temp_bytes == table.place_bytes("host") == 6 * BATCH * SEQ * 96 * 4
+
+
 def test_arrays_of_one_shape_on_both_places():
     """Case 15."""
     table, memory = gradient("llama", Placement(activations={"mlp_gate": "device", "mlp_up": "host"}))

@@ -150,7 +150,7 @@ def test_the_kit_takes_modules_of_ones_own(placement: Placement):
 
 def places(model: Any) -> set[str]:
     """The places of a placed model's tags; of a canonical model, none."""
-    return {place for run in getattr(model.layers, "runs", ()) for _, place in run.places}
+    return {place for run in getattr(model.layers, "runs", ()) for each in run.places for _, place in each}
 
 
 WRONG = Placement(default="remat", layers={"1": {"bend_bent": "host"}})
@@ -166,7 +166,7 @@ def test_the_kit_sees_a_program_that_host_cells_change():
 
 def test_the_kit_sees_a_program_that_segments_change():
     def wrong(model: Any, x: Any) -> Array:
-        return squared(model, x) + 1e-2 * bool(places(model)) * jnp.sum(model.layers.runs[-1].blocks.weight)
+        return squared(model, x) + 1e-2 * bool(places(model)) * jnp.sum(model.layers.runs[-1].blocks[0].weight)
 
     def right(model: Any, x: Any) -> Array:
         return squared(model, x)

@@ -250,5 +250,5 @@ def test_the_deepseek_preset_is_refused_on_a_llama():
 def test_place_resolves_by_itself():
     placement = Placement(layers={"1": {"mlp_up": "host"}})
     placed = place(abstract(LLAMA), placement)
-    assert [dict(run.places)["mlp_up"] for run in placed.layers.runs] == ["remat", "host", "remat"]
+    assert [dict(run.places[0])["mlp_up"] for run in placed.layers.runs] == ["remat", "host", "remat"]
     assert [(run.first, run.length) for run in placed.layers.runs] == [(0, 1), (1, 1), (2, 3)]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures(savable_once.__name__)
 DEEP = LlamaConfig(vocab_size=11, dim=4, num_layers=32, num_heads=1, num_kv_heads=1, head_dim=4, mlp_dim=4)
 LONE = Placement(layers={"6+13+19+25+31": {"mlp_up": "host"}})
 SPLIT = Placement(layers={"1": {"attn_query": "host"}})
+GROUPED = Placement(layers={"0+2": {"attn_query": "host"}, "1+3": {"attn_value": "device"}}, group=2)
 
 
 def runs(placed: Any) -> list[Run]:
@@ -41,6 +42,21 @@ def test_unplace_is_the_exact_inverse(name: str, placement: Placement):
     if placement is SPLIT and len(model(name).layers.blocks) == 1:
         placement = Placement(layers={"last": {"attn_query": "host"}})
     helpers.assert_bit_equal(unplace(place(arrays(model(name)), placement)), model(name))
+
+
+def test_a_grouped_model_computes_and_reports_what_the_canonical_one_does():
+    """Two steps of two layers; the counts come in the order of the layers."""
+    canonical = model("deepseek_all_moe", num_layers=4)
+    placed = place(canonical, GROUPED)
+    assert [(run.length, len(run.blocks)) for run in runs(placed)] == [(2, 2)]
+    helpers.assert_bit_equal(unplace(placed), canonical)
+    tokens = jnp.asarray([[1, 2, 3, 4, 5]], jnp.int32)
+    call = helpers.jit(lambda model: model.forward(tokens))
+    actual, expected = call(placed), call(canonical)
+    helpers.assert_close(actual, expected, helpers.FLOAT32_MODEL)
+    counts = np.asarray(actual.aux.moe.counts)
+    np.testing.assert_array_equal(counts, expected.aux.moe.counts)
+    assert len({tuple(row) for row in counts.tolist()}) > 1
 
 
 def test_place_after_unplace_is_the_identity():
@@ -68,7 +84,7 @@ def test_runs_number_their_layers_and_know_their_places():
     assert [(run.first, run.length) for run in found] == [
         (0, 6), (6, 1), (7, 6), (13, 1), (14, 5), (19, 1), (20, 5), (25, 1), (26, 5), (31, 1),
     ]  # fmt: skip
-    assert [dict(run.places)["mlp_up"] for run in found] == ["remat", "host"] * 5
+    assert [dict(run.places[0])["mlp_up"] for run in found] == ["remat", "host"] * 5
 
 
 @BEARTYPE_DRAWS
@@ -77,10 +93,36 @@ def test_runs_are_maximal_and_lose_no_layer(rows: list[str], data: st.DataObject
     widths = data.draw(st.lists(st.sampled_from([1, 2]), min_size=len(rows), max_size=len(rows)))
     blocks: Any = [jnp.zeros(width) for width in widths]
     found = runs_of(blocks, rows)
-    assert [layer for run in found for layer in run] == list(range(len(rows)))
-    kinds = [{(rows[layer], widths[layer]) for layer in run} for run in found]
+    assert [layer for run, _ in found for layer in run] == list(range(len(rows)))
+    kinds = [{(rows[layer], widths[layer]) for layer in run} for run, _ in found]
+    assert all(period == 1 for _, period in found)
     assert all(len(kind) == 1 for kind in kinds)
     assert all(a != b for a, b in pairwise(kinds))
+
+
+# rows, group -> the runs: layers of each, and how many a step takes
+PATTERNS = {
+    "alternating": ("abababab", 2, [(8, 2)]),
+    "not_allowed": ("abab", 1, [(1, 1)] * 4),
+    "unfinished": ("ababa", 2, [(4, 2), (1, 1)]),
+    "equal_rows_first": ("aaabababb", 2, [(3, 1), (4, 2), (2, 1)]),
+    "no_repetition": ("abc", 3, [(1, 1)] * 3),
+    "three": ("aabaabaab", 3, [(9, 3)]),
+    "shorter_if_as_good": ("aaaa", 4, [(4, 1)]),
+}
+
+
+@pytest.mark.parametrize(("rows", "group", "expected"), PATTERNS.values(), ids=PATTERNS)
+def test_repeating_patterns_are_grouped(rows: str, group: int, expected: list[tuple[int, int]]):
+    blocks: Any = [jnp.zeros(1)] * len(rows)
+    found = runs_of(blocks, rows, group)
+    assert [(len(layers), period) for layers, period in found] == expected
+    assert [layer for layers, _ in found for layer in layers] == list(range(len(rows)))
+
+
+def test_a_pattern_takes_blocks_of_one_structure_only():
+    blocks: Any = [jnp.zeros(width) for width in (1, 2, 1, 2)]
+    assert len(runs_of(blocks, "abab", 2)) == 4
 
 
 def test_layers_of_other_fields_shapes_or_dtypes_never_share_a_run():
@@ -92,8 +134,8 @@ def test_layers_of_other_fields_shapes_or_dtypes_never_share_a_run():
     }
     for other in others.values():
         assert structure(other) != structure(block)
-        assert len(place_stack(Stack((block, other, other)), [{}] * 3).runs) == 2
-    assert len(place_stack(Stack((block, block)), [{}] * 2).runs) == 1
+        assert len(place_stack(Stack((block, other, other)), [({}, ())] * 3).runs) == 2
+    assert len(place_stack(Stack((block, block)), [({}, ())] * 2).runs) == 1
 
 
 def scans(program: Any) -> int:
@@ -121,8 +163,8 @@ def test_edits_of_the_canonical_model_survive():
 
     edited = eqx.tree_at(where, canonical, np.full_like(where(canonical), 7.0))
     placed = place(edited, SPLIT)
-    run = next(run for run in runs(placed) if run.first <= 2 < run.first + run.length)
-    np.testing.assert_array_equal(np.asarray(run.blocks.attention.kv_norm.weight[2 - run.first]), 7.0)
+    run = next(run for run in runs(placed) if 2 in run.layers)
+    np.testing.assert_array_equal(np.asarray(run.blocks[0].attention.kv_norm.weight[2 - run.first]), 7.0)
     helpers.assert_bit_equal(unplace(placed), edited)
 
 
@@ -137,8 +179,8 @@ def test_the_twin_has_the_segments_of_the_original_and_other_places():
     placed = place(make_abstract(DEEP), LONE)
     twin = replace_places(placed, lambda place: "device" if place == "host" else place)
     assert [(run.first, run.length) for run in runs(twin)] == [(run.first, run.length) for run in runs(placed)]
-    assert all(dict(run.places)["mlp_up"] == ("device", "remat")[run.length > 1] for run in runs(twin))
-    assert all(dict(run.places)["mlp_gate"] == "remat" for run in runs(twin))
+    assert all(dict(run.places[0])["mlp_up"] == ("device", "remat")[run.length > 1] for run in runs(twin))
+    assert all(dict(run.places[0])["mlp_gate"] == "remat" for run in runs(twin))
     assert jax.tree.leaves(twin) == jax.tree.leaves(placed)
 
 

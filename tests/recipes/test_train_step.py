@@ -16,6 +16,7 @@ import recipes
 from layers import MoEBlock
 from layers.buffer import split_buffers
 from recipes import Loss, OptimizerConfig, Placement, TrainState, make_optimizer, make_train_step, place, unplace
+from recipes.step.train import _move_router_biases
 from recipes.verify.equivalence import SAMPLES
 from tests import helpers
 from tests.recipes.common import abstract, batch, lenient, model
@@ -118,6 +119,16 @@ def test_every_routing_bias_moves_by_the_rate_towards_an_even_load(dtype: str):
         for old, new, move in zip(biases(before.params), biases(after.params), moves, strict=True):
             assert old.dtype == new.dtype == np.float32
             np.testing.assert_array_equal(new, old + move)
+
+
+def test_each_layer_of_a_pattern_moves_by_its_own_load():
+    canonical = model(NAME, num_layers=4, num_dense_layers=0)
+    grouped = place(canonical, Placement(layers={"0+2": {"attn_query": "host"}}, group=2))
+    assert [len(run.blocks) for run in grouped.layers.runs] == [2]
+    counts = np.random.default_rng(0).integers(0, 9, (4, 9), np.int32)
+    expected, moved = (_move_router_biases(each, jnp.asarray(counts), RATE) for each in (canonical, grouped))
+    helpers.assert_bit_equal(unplace(moved), expected)
+    assert len({tuple(np.asarray(bias).tolist()) for bias in biases(expected)}) == 4
 
 
 def test_without_a_rate_the_biases_stay():

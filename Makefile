@@ -3,6 +3,7 @@ UV_RANGE := uv>=0.9,<1
 UV := $(shell uv --version 2>/dev/null | grep -qE '^uv (0\.(9|[1-9][0-9])|1)\.' && echo uv || echo .tools/uv/bin/uv)
 PYTHONS := >=3.12,<3.15
 EVERYTHING := --extra train --extra plan-cuda --extra dev
+BENCH := -o python_functions='bench_*' --benchmark-columns=min,median,rounds --benchmark-sort=name --benchmark-disable-gc
 ARGS ?=
 
 # Of the caller's settings for uv and pip only how to reach packages counts: others could point at another environment.
@@ -30,7 +31,7 @@ python=$$(find 3.12 || find '$(PYTHONS)' || echo 3.12); \
 $(UV) sync --frozen --inexact --python "$$python"
 endef
 
-.PHONY: help train test lint format lock-check clean
+.PHONY: help train test bench lint format lock-check clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -43,6 +44,10 @@ train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)
 	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention"
+	$(SYNC) $(EVERYTHING)
+	@$(call without,JAX_% XLA_%) .venv/bin/pytest tests/bench/bench_*.py $(BENCH) $(ARGS)
 
 lint: $(filter .%,$(UV)) ## ruff and pyright
 	$(SYNC) $(EVERYTHING)

@@ -15,11 +15,11 @@ COMMANDS = re.findall(r"^\$ zoo-train (.*)$", README, re.MULTILINE)
 
 
 def test_the_readme_shows_programs_and_commands():
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 3
     assert len(COMMANDS) >= 4
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["training", "own module"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["training", "own block", "own scan"])
 def test_programs_run(program, capsys):
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
 

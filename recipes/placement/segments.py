@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from layers.stack import Stack, unstack
@@ -175,6 +176,8 @@ def _map_nodes(change: Callable, tree: PyTree, kind: type) -> PyTree:
 def _stack(*leaves: Array) -> Array:
     if isinstance(leaves[0], jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), leaves[0].dtype)  # type: ignore[return-value]
+    if isinstance(leaves[0], np.ndarray):
+        return np.stack(leaves)  # type: ignore[return-value]
     stacked = jnp.stack(leaves)
     for leaf in leaves:  # `place` donates: never two copies of more than one leaf
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):

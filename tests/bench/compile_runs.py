@@ -1,8 +1,10 @@
-"""Compile time by the number of runs: 32 layers in 1 run against 20, gradients of both families, for an absent H200.
+"""Compile time by the number of segments: gradients for an H200 that is not there.
 
-python -m tests.bench.compile_runs
+python -m tests.bench.compile_runs             both families: 4 and 64 layers in one segment, 32 layers in 1 and in 20
+python -m tests.bench.compile_runs tables 100  random tables of 32 layers: host bytes as asked? how long does each take?
 """
 
+import random
 import statistics
 import sys
 from typing import Any
@@ -10,46 +12,76 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recipes import Placement, next_token_loss, place, resolve
-from recipes.plan.compile import compile_for
+from recipes import Placement, Table, next_token_loss, place, resolve
+from recipes.placement.spec import PLACES
+from recipes.plan.compile import CompiledMemory, compile_for
 from recipes.plan.targets import Target
 from zoo import abstract
 
 LAYERS, BATCH, SEQ, REPEATS = 32, 4, 256, 3
-FIELDS: dict[str, dict[str, Any]] = {
-    "debug_llama": {"num_layers": LAYERS},
-    "debug_deepseek": {"num_layers": LAYERS, "num_dense_layers": 0},
-}
-# Layers 0, 2, ... 18 stand alone: with those between them and the rest, 20 runs of one kind of block.
+FIELDS: dict[str, dict[str, Any]] = {"debug_llama": {}, "debug_deepseek": {"num_dense_layers": 0}}
+EXAMPLE = (jax.ShapeDtypeStruct((BATCH, SEQ), jnp.int32),)
+ONE = Placement(activations={"attn_query": "host"})
+# Layers 0, 2, ... 18 stand alone: with those between them and the rest, 20 segments.
 TWENTY = Placement(layers={"+".join(map(str, range(0, 20, 2))): {"attn_query": "host"}})
-PLACEMENTS = {1: Placement(activations={"attn_query": "host"}), 20: TWENTY}
 
 
-def compile_s(model: Any, placement: Placement, runs: int) -> float:
-    """Seconds that XLA takes for the gradient of the loss, the median of some."""
-    table = resolve(placement, model)
+def compiled(model: Any, placement: Placement) -> tuple[Table, CompiledMemory]:
+    """The gradient of the loss under a placement, traced and compiled anew."""
+    table = resolve(placement, model, EXAMPLE)
     placed = place(model, placement, table=table)
-    assert table.num_segments == runs, f"{table.num_segments} runs instead of {runs}"
     batch = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
 
     def gradient(model: Any, batch: Any) -> Any:
         return jax.grad(lambda model: next_token_loss(model, batch, balance=1e-2).total)(model)
 
-    times = []
-    for _ in range(REPEATS):
-        jax.clear_caches()
-        times.append(compile_for(gradient, placed, batch, target=Target.named("h200")).compile_s)
-    return statistics.median(times)
+    jax.clear_caches()
+    return table, compile_for(gradient, placed, batch, target=Target.named("h200"))
 
 
-def main() -> None:
-    print(f"{LAYERS} layers, batch {BATCH}, sequence {SEQ}; median of {REPEATS}", file=sys.stderr)
-    print("model            1 run [s]  20 runs [s]  ratio")
-    for name, fields in FIELDS.items():
-        model = abstract(name, **fields)
-        one, twenty = (compile_s(model, placement, runs) for runs, placement in PLACEMENTS.items())
-        print(f"{name:15}  {one:9.1f}  {twenty:11.1f}  {twenty / one:5.2f}")
+def seconds(name: str, num_layers: int, placement: Placement, segments: int) -> float:
+    """The median of some."""
+    model = abstract(name, num_layers=num_layers, **FIELDS[name])
+    found = [compiled(model, placement) for _ in range(REPEATS)]
+    assert {table.num_segments for table, _ in found} == {segments}
+    return statistics.median(memory.compile_s for _, memory in found)
+
+
+def random_placement(seed: int) -> Placement:
+    """Each layer has one of two or three rows, each of them random."""
+    draw = random.Random(seed)
+    tags = [tag for tag in resolve(ONE, abstract("debug_llama"), EXAMPLE).layers[0] if not tag.endswith("_lse")]
+    rows = [
+        {tag: draw.choice(("device", "host") if tag == "block_input" else PLACES) for tag in tags}
+        for _ in range(draw.randint(2, 3))
+    ]
+    return Placement(layers={str(layer): draw.choice(rows) for layer in range(LAYERS)})
+
+
+def tables(count: int) -> None:
+    model = abstract("debug_llama", num_layers=LAYERS)
+    one = seconds("debug_llama", LAYERS, ONE, 1)
+    times, segments, wrong = [], [], 0
+    for seed in range(count):
+        table, memory = compiled(model, random_placement(seed))
+        times.append(memory.compile_s)
+        segments.append(table.num_segments)
+        wrong += memory.host_temp_bytes != table.place_bytes("host")
+    print(f"{count} random tables of {LAYERS} layers, {min(segments)} to {max(segments)} segments; wrong: {wrong}")
+    median, late = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+    print(f"one segment {one:.1f} s; median {median:.1f} s, {median / one:.2f} x; 95% {late:.1f} s, {late / one:.2f} x")
+
+
+def ratios() -> None:
+    print("model            4 layers [s]  64 layers [s]  ratio   1 segment [s]  20 segments [s]  ratio")
+    for name in FIELDS:
+        four, many = seconds(name, 4, ONE, 1), seconds(name, 64, ONE, 1)
+        one, twenty = seconds(name, LAYERS, ONE, 1), seconds(name, LAYERS, TWENTY, 20)
+        print(
+            f"{name:15}  {four:12.1f}  {many:13.1f}  {many / four:5.2f}"
+            f"  {one:14.1f}  {twenty:15.1f}  {twenty / one:5.2f}"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    tables(int(sys.argv[2])) if sys.argv[1:2] == ["tables"] else ratios()

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -42,10 +43,15 @@ def bare() -> Callable[[jax.Array], float]:
     return run
 
 
-def ours(model: str, preset: str) -> Callable[[jax.Array], float]:
+def make_step(model: str, preset: str) -> tuple[Any, recipes.TrainState]:
+    """The jitted step under a preset, and the state to begin with."""
     placement, optimizer = recipes.Placement.preset(preset), recipes.make_optimizer(OPTIMIZER, STEPS)
     state = recipes.init_state(recipes.place(zoo.build(model, key=jax.random.key(0)), placement), optimizer)
-    step = recipes.make_train_step(optimizer)
+    return recipes.make_train_step(optimizer), state
+
+
+def ours(model: str, preset: str) -> Callable[[jax.Array], float]:
+    step, state = make_step(model, preset)
 
     def run(tokens: jax.Array) -> float:
         nonlocal state

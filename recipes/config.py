@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from zoo.checks import ConfigError, require_choice, require_positive
 
+INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -44,6 +46,12 @@ class TrainConfig:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"train.{name}", getattr(self, name), "must not be negative")
+        for name in ("steps", "batch_size", "sequence_length"):
+            if getattr(self, name) > INT32_MAX:
+                raise ConfigError(f"train.{name}", getattr(self, name), f"must be at most {INT32_MAX}")
+        if self.seed > UINT32_MAX:
+            problem = f"must be at most {UINT32_MAX}: a key is made of the seed's lower 32 bits"
+            raise ConfigError("train.seed", self.seed, problem)
         if self.batch_size % self.accumulate:
             problem = f"does not divide train.batch_size={self.batch_size}"
             raise ConfigError("train.accumulate", self.accumulate, problem)

@@ -2,10 +2,13 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+MAX_INTEGER = 2**63 - 1
 
 
 class ConfigError(ValueError):
@@ -65,12 +68,19 @@ def from_fields(kind: type, fields: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _fit(key: str, value: Any, wanted: Any) -> Any:
-    """`value` as the type of its field: a mapping becomes a dataclass, an integer a float; else ConfigError."""
+    """`value` as the type of its field: a mapping becomes a dataclass, an integer a float; else ConfigError.
+
+    Not a number and infinity are no values of any field.
+    """
     kinds = _classes(wanted)
     if dataclasses.is_dataclass(kinds[0]) and isinstance(value, Mapping):
         return from_fields(kinds[0], value, key)
+    if type(value) is int and abs(value) > MAX_INTEGER:
+        raise ConfigError(key, value, "must fit into 64 bits")
     if type(value) is int and float in kinds:
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(key, value, "must be a finite number")
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ConfigError(key, value, f"must be of type {getattr(wanted, '__name__', wanted)}")
     return value

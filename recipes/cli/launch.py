@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib import resources
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from recipes import schema
+from zoo import presets
 from zoo.checks import ConfigError
 
 BAD_CONFIGURATION = 2
@@ -20,20 +22,21 @@ def launch(command: str, job: Callable[[DictConfig], int]) -> None:
     """Runs `job` on the composed configuration and exits with its code; 2 for a configuration that cannot be."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us; Hydra's own report hides their cause
     schema.register()
-    code, started = 0, False
+    code, running = 0, False
 
     def task(tree: DictConfig) -> None:
-        nonlocal code, started
-        started = True
+        nonlocal code, running
+        running = True
         try:
-            code = job(tree)
+            result = job(tree)
         except (ConfigError, OmegaConfBaseException) as error:
-            code = _report(command, error)
+            result = _report(command, error)
+        code, running = max(code, result), False  # of several jobs (--multirun) the worst counts
 
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        if started:  # not about the configuration
+        if running:  # not about the configuration
             raise
         code = _report(command, error)
     sys.exit(code)
@@ -43,30 +46,53 @@ def explain(error: Exception) -> ConfigError:
     """What Hydra or OmegaConf found wrong, as a ConfigError that names key, value, what is allowed and near matches."""
     if isinstance(error, ConfigError):
         return error
-    if isinstance(error, OverrideParseException):
-        return ConfigError("override", error.override, "not of the form KEY=VALUE or GROUP=NAME")
+    nameless = [word for word in sys.argv[1:] if not re.split("[=@]", word.lstrip("+~"))[0]]
+    if nameless or isinstance(error, OverrideParseException):
+        broken = error.override if isinstance(error, OverrideParseException) else nameless[0]
+        return ConfigError("override", broken, "not of the form KEY=VALUE or GROUP=NAME")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group and error.options:
-            return ConfigError(group, name, "no such choice", allowed=sorted(error.options))
+            return _no_choice() or ConfigError(group, name, "no such choice", allowed=sorted(error.options))
     cause = error.__cause__ or error
-    override = re.search(r"override '?([^\s'=]+)(?:=([^\n]*))?", str(error))
-    if override and not any(override[1] in word for word in sys.argv[1:]):
-        override = None
-    key, value = (override[1], override[2] or "") if override else (getattr(cause, "full_key", "") or "", "")
+    key, value = _blamed(str(error)) or (getattr(cause, "full_key", "") or "", "")
     value = value or _given(key)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         allowed = sorted(map(str, getattr(cause.parent_node, "keys", list)()))
-        return ConfigError(key, value, "no such key", allowed=allowed, name=key.rpartition(".")[2])
-    if override or key:
+        return ConfigError(key, value, "no such key", allowed=allowed, name=str(cause.key))
+    if key:
         return ConfigError(key, value, _first_line(cause))
-    return ConfigError("configuration", " ".join(sys.argv[1:]), _first_line(error))
+    return _no_choice() or ConfigError("configuration", " ".join(sys.argv[1:]), _first_line(error))
+
+
+def _overrides() -> list[tuple[str, str]]:
+    """Key and value of each override on the command line, the last one first."""
+    words = [word for word in reversed(sys.argv[1:]) if not word.startswith("-")]
+    return [(key, value) for key, _, value in (word.lstrip("+~").partition("=") for word in words)]
+
+
+def _blamed(message: str) -> tuple[str, str] | None:
+    """The override that Hydra's message quotes, or else names by its key."""
+    for key, value in _overrides():
+        if f"{key}={value}" in message:
+            return key, value
+    for key, value in _overrides():
+        if re.search(rf"(override|for|at) '?[+~]*{re.escape(key)}(?![\w.])|'{re.escape(key)}'", message):
+            return key, value
+    return None
+
+
+def _no_choice() -> ConfigError | None:
+    """The first override of a group by what none of its files is called: Hydra does not say which it is about."""
+    for key, value in _overrides():
+        if key.isidentifier() and resources.files("conf").joinpath(key).is_dir() and value not in presets.names(key):
+            return ConfigError(key, value, "no such choice", allowed=presets.names(key))
+    return None
 
 
 def _given(key: str) -> str:
     """The value of a key on the command line."""
-    values = [word.partition("=")[2] for word in sys.argv[1:] if word.lstrip("+~").partition("=")[0] == key]
-    return values[-1] if values else ""
+    return next((value for name, value in _overrides() if name == key), "")
 
 
 def _first_line(error: BaseException) -> str:

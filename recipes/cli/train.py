@@ -1,6 +1,8 @@
 """`zoo-train`: trains a model under a placement."""
 
 import importlib.util
+import os
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,6 +22,7 @@ def train(tree: DictConfig) -> int:
 
     config = read(tree)
     _require_extra()
+    _require_folder(config.run.dir)
     corpus = load(config.data, config.model.vocab_size)
 
     from recipes.cli.runtime import prepare_jax
@@ -27,6 +30,14 @@ def train(tree: DictConfig) -> int:
 
     prepare_jax(config.run)
     return run(config, corpus, OmegaConf.to_yaml(tree, resolve=True))
+
+
+def _require_folder(folder: str) -> None:
+    """Raises ConfigError unless `run.dir` is a folder that can be written, or can be made in one."""
+    path = Path(folder).absolute()
+    nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
+        raise ConfigError("run.dir", folder, f"cannot be made: {nearest} is not a folder that can be written")
 
 
 def _require_extra() -> None:

@@ -100,7 +100,8 @@ def runs_of(blocks: Sequence[eqx.Module], rows: Sequence[Any], group: int = 1) -
     kinds = [(row, structure(block)) for row, block in zip(rows, blocks, strict=True)]
     runs, first = [], 0
     while first < len(kinds):
-        period = max(range(1, group + 1), key=lambda period: (_covered(kinds, first, period), -period))
+        periods = range(1, max(1, min(group, (len(kinds) - first) // 2)) + 1)
+        period = max(periods, key=lambda period: (_covered(kinds, first, period), -period))
         last = first + _covered(kinds, first, period)
         runs.append((range(first, last), period))
         first = last

@@ -1,0 +1,296 @@
+"""The configuration: every file composes, experiments stay what they are, and what cannot be ends with exit code 2."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath
+from typing import Any, NoReturn, cast, get_args, get_type_hints
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from hydra._internal.hydra import Hydra
+from hypothesis import given, settings, strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+import conf
+import zoo
+from recipes import loop, schema
+from recipes.cli.launch import launch
+from recipes.cli.train import main
+from recipes.data import files
+from tests.recipes.common import savable_once
+from zoo.checks import from_fields
+
+pytestmark = pytest.mark.usefixtures(savable_once.__name__)
+
+CONF = Path(conf.__file__).parent
+CHOICES = sorted((file.parent.name, file.stem) for file in CONF.glob("*/*.yaml"))
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def composed(*overrides: str) -> DictConfig:
+    schema.register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=["run.dir=runs/golden", "run.compile_cache=null", *overrides])
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES, ids=map("=".join, CHOICES))
+def test_every_file_of_conf_composes(group: str, option: str):
+    if group in schema.SECTIONS or group == "experiment":
+        asked = yaml.safe_load((CONF / group / f"{option}.yaml").read_text()).items()
+        filled = [f"{group}.{key}=x" for key, value in asked if value == "???"]
+        assert schema.read(composed(f"{group}={option}", *filled)).train.steps > 0
+    else:
+        fields: Any = OmegaConf.to_container(composed(f"+{group}={option}")[group])
+        assert dataclasses.asdict(from_fields(schema.GROUPS[group], fields, group)) == fields
+
+
+def resolved(experiment: str) -> str:
+    """The configuration of an experiment as YAML, a line for each key of a section."""
+    tree: Any = yaml.compose(OmegaConf.to_yaml(composed(f"experiment={experiment}"), resolve=True))
+    for _, section in tree.value:
+        for _, value in section.value:
+            if isinstance(value, yaml.MappingNode):
+                value.flow_style = True
+    return yaml.serialize(tree, width=100)
+
+
+@pytest.mark.parametrize("experiment", ["debug_llama", "debug_deepseek"])
+def test_experiments_are_what_they_were(experiment: str):
+    golden, now = GOLDENS / f"{experiment}.yaml", resolved(experiment)
+    if "ZOO_UPDATE_GOLDENS" in os.environ:
+        golden.write_text(now)
+    assert now.count("\n") < 80
+    assert now == golden.read_text(), f"if it is meant: ZOO_UPDATE_GOLDENS=1 make test ARGS='-k {Path(__file__).stem}'"
+
+
+ASKED = {  # arguments of zoo-train -> what it prints
+    "--cfg job train.steps=7": ["model:\n  vocab_size: 256", "steps: 7"],
+    "--info": ["Config search path", "Defaults List", "vocab_size: 256"],
+    "--info defaults experiment=debug_llama": ["model/debug_llama", "placement/device", "schema/optimizer"],
+    "--help": ["zoo-train experiment=debug_deepseek", "blog_llama", "vocab_size: 256"],
+}
+PROGRAM = """
+import sys
+from recipes.cli.train import main
+try:
+    main()
+finally:
+    assert "jax" not in sys.modules, "jax was imported"
+"""
+
+
+@pytest.mark.parametrize(("arguments", "words"), ASKED.items(), ids=ASKED)
+def test_the_configuration_is_shown_without_jax_and_without_a_trace(tmp_path: Path, arguments: str, words: list[str]):
+    command = [sys.executable, "-c", PROGRAM, *arguments.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [word for word in words if word not in done.stdout] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def no_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A `zoo-train` that fails the test where it would begin to train, and does nothing twice until there."""
+    folder = tmp_path_factory.mktemp("no_training")
+
+    def begin(*_: object) -> NoReturn:
+        raise AssertionError("the configuration was accepted")
+
+    schema.register()
+    corpus = files.Files(contents={PurePath(name): b"tokens " * 1000 for name in "abcdefgh"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HYDRA_FULL_ERROR", "1")  # so that the launcher's own setting is undone afterwards
+        patch.setattr(schema, "register", lambda: None)
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes everything to find one key, which is null
+        patch.setattr(files, "stdlib", lambda: corpus)
+        patch.setattr(zoo, "abstract", functools.cache(zoo.abstract))
+        patch.setattr(loop, "_init", begin)
+        yield
+    assert list(folder.iterdir()) == []
+
+
+def refusal(*overrides: str) -> str:
+    """What `zoo-train` writes to stderr as it ends with exit code 2.
+
+    In a thread of its own: as deep in Python's stack as Hypothesis calls, each call would map new memory for it
+    thousands of times, which takes a third of the test's time.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["zoo-train", "run.compile_cache=null", *overrides])
+        with ThreadPoolExecutor(1) as thread, pytest.raises(SystemExit) as stop:
+            thread.submit(main).result()
+    assert (stop.value.code, out.getvalue()) == (2, "")
+    return err.getvalue()
+
+
+REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
+    "model.router.groups=1 model.router.groups_kept=1 model.experts_per_token=9": "experts_per_token=9: only 8 experts",
+    "model.router.groups=3": "model.num_experts=8: must be divisible by router.groups=3",
+    "model.router.groups_kept=5": "model.router.groups_kept=5: only 4 groups exist",
+    "model.rope_head_dim=15": "model.rope_head_dim=15: must be even",
+    "model=debug_llama model.rope.original_length=0 model.rope.scaling=yarn": "original_length=0: yarn scaling needs",
+    "model=debug_llama model.router.groups=2": "model.router.groups=2: no such key",
+    "model=debug_llama placement.activations.moe_gate=host": "did you mean mlp_gate",
+    "model=null": "model=null: no such choice\nallowed: bench_deepseek",
+    "placement=host =3": "override==3: not of the form KEY=VALUE",
+    "train.steps=7 +experiment=debug_llama": "experiment=debug_llama: Multiple values for experiment",
+    "+mesh.fsdp=2": "mesh.fsdp=2: no such key\nallowed: model, placement",
+    "train.seed=4294967296": "train.seed=4294967296: must be at most 4294967295",
+    "train.z_loss=nan": "train.z_loss=nan: must be a finite number",
+    "data.document_mask=3": "data.document_mask=3: must be of type bool",
+    "run.dir=/dev/null/a": "run.dir=/dev/null/a: cannot be made: /dev/null is not a folder",
+}
+
+
+@pytest.mark.usefixtures(no_training.__name__)
+@pytest.mark.parametrize(("overrides", "words"), REFUSED.items(), ids=REFUSED)
+def test_refused_before_anything_is_compiled(overrides: str, words: str):
+    assert words in refusal(*overrides.split())
+
+
+def test_of_several_jobs_the_worst_exit_code_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(sys, "argv", ["zoo-train", "--multirun", "train.steps=0,1"])
+    with pytest.raises(SystemExit) as stop:
+        launch("zoo-train", lambda tree: 0 if schema.read(tree) else 1)
+    assert stop.value.code == 2
+
+
+def leaves(kind: type, prefix: str) -> Iterator[tuple[str, set[type]]]:
+    """Each key below a section, with the types that it takes; maps of tags and layers left out."""
+    for name, wanted in get_type_hints(kind).items():
+        types = set(get_args(wanted)) if type(None) in get_args(wanted) else {wanted}
+        if dataclasses.is_dataclass(wanted):
+            yield from leaves(cast(type, wanted), f"{prefix}.{name}")
+        elif types <= {int, float, bool, str, type(None)}:
+            yield f"{prefix}.{name}", types
+
+
+KINDS = get_type_hints(schema.Config) | {"model": zoo.DeepSeekConfig}
+KEYS = {key: types for section in schema.SECTIONS for key, types in leaves(KINDS[section], section)}
+TAGS = "attn_query attn_kv_latent_normed attn_context mlp_gate moe_gate moe_chosen shared_up block_input".split()
+KNOWN = {"hydra", *TAGS, *(option for _, option in CHOICES), *(part for key in KEYS for part in key.split("."))}
+
+NOT_A = {  # what a key of this type does not take
+    int: ["abc", "1.5", "1e3", "nan", "inf", "true", "[1]", "{a:1}", "''", "null", "1__0", "${nothing}", "${model}"],
+    float: ["abc", "nan", "inf", "-inf", "1e999", "true", "[1.0]", "{a:1}", "''", "null", "${train}"],
+    bool: ["maybe", "3", "0.5", "on", "off", "[true]", "{a:1}", "''", "null"],
+    str: ["[a]", "{a:1}", "null", "${nothing}", "${oc.env:ZOO_NO_SUCH_VARIABLE}"],
+}
+MAY_BE_ZERO = "num_dense_layers num_shared_experts num_mtp_layers seed validation_batches sample_tokens".split()
+NO_PLACES = "off on no yes none true false null 3 offload cpu Host devise [host] {a:host}".split()
+NO_LAYERS = "first -1 1- 1+ + 1--2 1.5 true a-b LAST last-0 0-1-2 4 0+9 0-99 5-2 3-0 3-last-3".split()
+BROKEN = "KEY KEY=[1 KEY=[1, KEY={a KEY={a: KEY=( KEY='a KEY=\"a KEY=${ KEY=] KEY=} KEY=f(1) KEY=int(a) KEY=1,2".split()
+BROKEN += "=KEY .KEY=1 KEY.=1 KEY..=1 KEY==1 KEY=a=b KEY:1 +KEY @KEY=1 ~~KEY ?KEY=1 = +=1 ~ KEY=range(1,3)".split()
+
+
+@st.composite
+def misspelt(draw: st.DrawFn, word: str) -> str:
+    """The word with a letter dropped, doubled, swapped with the next or replaced."""
+    at = draw(st.integers(0, len(word) - 1))
+    head, tail = word[:at], word[at:]
+    changed = [head + tail[1:], head + tail[0] + tail, head + tail[1:2] + tail[0] + tail[2:], f"{head}x{tail[1:]}"]
+    return draw(st.sampled_from(changed).filter(lambda word: word.isidentifier() and word not in KNOWN))
+
+
+@st.composite
+def wrong_value(draw: st.DrawFn) -> str:
+    key = draw(st.sampled_from(sorted(KEYS)))
+    kinds = KEYS[key] - {type(None)}
+    values = st.sampled_from([word for kind in kinds for word in NOT_A[kind] if kinds == KEYS[key] or word != "null"])
+    if int in kinds:
+        least = 0 if key.rpartition(".")[2] in MAY_BE_ZERO else 1
+        values |= st.integers(-(2**70), least - 1).map(str) | st.integers(2**63, 2**99).map(str)
+    return f"{key}={draw(values)}"
+
+
+@st.composite
+def wrong_key(draw: st.DrawFn) -> str:
+    parts = draw(st.sampled_from(sorted(KEYS))).split(".")
+    at = draw(st.integers(0, len(parts) - 1))
+    parts[at] = draw(misspelt(parts[at]))
+    return f"{draw(st.sampled_from(['', '+', '++', '~']))}{'.'.join(parts)}=1"
+
+
+@st.composite
+def wrong_choice(draw: st.DrawFn) -> str:
+    group, option = draw(st.sampled_from(CHOICES))
+    options = misspelt(option) | st.sampled_from(["null", "3", "true", "[a,b]", "''", "../config", f"{option}/"])
+    return draw(st.sampled_from([f"{group}={draw(options)}", f"{draw(misspelt(group))}={option}"]))
+
+
+@st.composite
+def wrong_cell(draw: st.DrawFn) -> str:
+    """An entry of a placement whose tag, place or layers cannot be."""
+    tag, place, layers = draw(st.sampled_from(TAGS)), "host", draw(st.sampled_from(["1", "2-3", "1+3", "last"]))
+    match draw(st.sampled_from(["tag", "place", "layers"])):
+        case "tag":
+            tag = draw(misspelt(tag))
+        case "place":
+            place = draw(st.sampled_from(NO_PLACES))
+        case "layers":
+            return f"placement.layers={{{draw(st.sampled_from(NO_LAYERS))}:{{{tag}:{place}}}}}"
+    spots = [f"activations.{tag}={place}", f"activations={{{tag}:{place}}}", f"layers={{{layers}:{{{tag}:{place}}}}}"]
+    return f"placement.{draw(st.sampled_from(spots))}"
+
+
+sizes = st.integers(1, 99)
+odd = sizes.map(lambda n: 2 * n + 1)
+no_divisor_of_8 = sizes.filter(lambda n: 8 % n != 0)
+below_one = st.integers(-99, 0)
+UNFIT = {  # what ends with a number -> the numbers that do not go with it, or not at all
+    "model.experts_per_token=": st.integers(5, 99) | st.just(1),
+    "model.router.groups=1 model.router.groups_kept=1 model.experts_per_token=": st.integers(9, 99),
+    "model.router.groups=": no_divisor_of_8,
+    "model.router.groups_kept=": st.integers(5, 99),
+    "model.num_experts=": sizes.filter(lambda n: n % 4 != 0),
+    "model.num_dense_layers=": st.integers(5, 99),
+    "model.rope_head_dim=": odd,
+    "model=debug_llama model.head_dim=": odd,
+    "model=debug_llama model.num_kv_heads=": sizes.filter(lambda n: 4 % n != 0),
+    "model.rope.scaling=yarn model.rope.original_length=": below_one,
+    "model.rope.scaling=llama3 model.rope.original_length=": below_one,
+    "train.accumulate=": no_divisor_of_8,
+    "train.steps=": st.integers(2**31, 2**63),
+    "train.seed=": st.integers(2**32, 2**63),
+    "optimizer.learning_rate=": below_one,
+    "data.validation_fraction=": sizes,
+    "data.path=": sizes,
+    "data=text data.path=no/such/": sizes,
+    "+mesh.fsdp=": sizes,
+}
+
+
+@st.composite
+def wrong_number(draw: st.DrawFn) -> str:
+    words = draw(st.sampled_from(sorted(UNFIT)))
+    return f"{words}{draw(UNFIT[words])}"
+
+
+broken = st.builds(lambda shape, key: shape.replace("KEY", key), st.sampled_from(BROKEN), st.sampled_from(sorted(KEYS)))
+harmless = st.sampled_from(["", "experiment=debug_deepseek", "placement=host", "train.steps=7 optimizer.eps=1e-6"])
+malformed = wrong_value() | wrong_key() | wrong_choice() | wrong_cell() | wrong_number() | broken
+
+
+@pytest.mark.usefixtures(no_training.__name__)
+@settings(max_examples=300)
+@given(harmless, malformed)
+def test_a_malformed_configuration_ends_with_a_few_lines_that_name_it(before: str, wrong: str):
+    message = refusal(*before.split(), *wrong.split())
+    assert len(message.splitlines()) <= 6
+    assert "Traceback" not in message
+    culprit = wrong.split()[-1]
+    names = [culprit, *filter(None, culprit.lstrip("+~").split("=", 1))]
+    assert any(name in message.splitlines()[0] for name in names)
+    assert not message.startswith("zoo-train: configuration=")

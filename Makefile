@@ -43,7 +43,7 @@ train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds
 
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)
-	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist worksteal $(ARGS)
+	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention"
 	$(SYNC) $(EVERYTHING)

@@ -25,6 +25,7 @@ from recipes.schema import Config
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import TrainState, cast, init_state
 from recipes.step.train import make_train_step
+from zoo.checks import ConfigError
 from zoo.models import INIT_OPTIONS
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -44,7 +45,10 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     if config.explain:
         print(f"{table.explain()}\n")
     folder = Path(config.run.dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("run.dir", folder, f"cannot be made: {error.strerror}") from error
     (folder / "config.yaml").write_text(resolved_config)
 
     state = _init(config, table)

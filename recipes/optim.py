@@ -31,9 +31,12 @@ class OptimizerConfig:
     def __post_init__(self):
         require_positive("optimizer", self, "learning_rate", "eps")
         require_choice("optimizer.schedule", self.schedule, ("warmup_cosine", "constant"))
-        for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
+        for name in ("warmup_fraction", "final_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"optimizer.{name}", getattr(self, name), "must be between 0 and 1")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:  # at 1 Adam divides by 1 - beta^step = 0
+                raise ConfigError(f"optimizer.{name}", getattr(self, name), "must be between 0 and 1, and below 1")
         if self.weight_decay < 0:
             raise ConfigError("optimizer.weight_decay", self.weight_decay, "must not be negative")
         if self.clip_norm is not None:

@@ -24,7 +24,12 @@ class RopeConfig:
     def __post_init__(self):
         require_choice("model.rope.layout", self.layout, ("half", "interleaved"))
         require_choice("model.rope.scaling", self.scaling, ("none", "llama3", "yarn"))
-        require_positive("model.rope", self, "theta", "factor")
+        require_positive("model.rope", self, "factor", "low_freq_factor", "beta_fast", "beta_slow")
+        if not self.theta > 1:
+            raise ConfigError("model.rope.theta", self.theta, "must be above one, so that frequencies fall")
+        if not self.low_freq_factor < self.high_freq_factor:
+            problem = f"must be above low_freq_factor={self.low_freq_factor}"
+            raise ConfigError("model.rope.high_freq_factor", self.high_freq_factor, problem)
         if self.scaling != "none" and self.original_length <= 0:
             raise ConfigError(
                 "model.rope.original_length", self.original_length, f"{self.scaling} scaling needs the original length"

@@ -71,6 +71,8 @@ class Placement:
             if str(key) in normal:
                 raise ConfigError("placement.layers", key, "stands twice, as a number and as a word")
             for tag, place in cells.items():
+                if not isinstance(tag, str):
+                    raise ConfigError(f"placement.layers.{key}.{tag}", place, "names no tag: tags are words")
                 require_place(f"placement.layers.{key}.{tag}", place)
             _parse(str(key))
             normal[str(key)] = dict(cells)

@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from recipes import schema
 from recipes.cli import train as train_cli
 
 TINY = """
@@ -20,6 +18,13 @@ model=debug_deepseek model.dim=16 model.num_layers=2 model.num_heads=2 model.que
 model.nope_head_dim=4 model.rope_head_dim=4 model.value_head_dim=4 model.mlp_dim=16 model.expert_dim=8
 model.num_experts=4 model.router.groups=1 model.router.groups_kept=1
 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=2 train.sample_tokens=4
+""".split()
+
+
+QUICK = """
+model=debug_llama model.dim=16 model.num_layers=2 model.num_heads=2 model.num_kv_heads=1 model.head_dim=8
+model.mlp_dim=16 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=0
+train.sample_tokens=0
 """.split()
 
 
@@ -40,7 +45,8 @@ def text(tmp_path: Path) -> str:
 
 
 def test_run_writes_metrics_config_and_picture(monkeypatch, tmp_path, text, capsys):
-    code = zoo_train(monkeypatch, *TINY, "data=text", text, "placement=host", f"run.dir={tmp_path / 'run'}")
+    overrides = (*TINY, "data=text", text, "placement=host", "placement.explain=true")
+    code = zoo_train(monkeypatch, *overrides, "placement.activations.moe_gate=device", f"run.dir={tmp_path / 'run'}")
     out = capsys.readouterr().out
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -51,13 +57,14 @@ def test_run_writes_metrics_config_and_picture(monkeypatch, tmp_path, text, caps
     assert f"validation loss {rows[3]['validation_loss']:.4f}" in out
     assert OmegaConf.load(tmp_path / "run" / "config.yaml").train.steps == 3
     assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert "attn_context" in out
     assert "step 3/3" in out
+    decided = [line.split() for line in out.splitlines() if line.startswith("moe_gate")]
+    assert ["moe_gate", "1", "device", "placement.activations.moe_gate"] in decided
 
 
 def test_the_same_seed_gives_the_same_losses_under_every_placement(monkeypatch, tmp_path, text):
     def losses(name: str, *overrides: str) -> list[float]:
-        assert zoo_train(monkeypatch, *TINY, "data=text", text, f"run.dir={tmp_path / name}", *overrides) == 0
+        assert zoo_train(monkeypatch, *QUICK, "data=text", text, f"run.dir={tmp_path / name}", *overrides) == 0
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         return [row["loss"] for row in rows if "loss" in row]
 
@@ -67,19 +74,12 @@ def test_the_same_seed_gives_the_same_losses_under_every_placement(monkeypatch, 
 
 
 def test_non_finite_loss_stops_the_run_and_says_what_to_try(monkeypatch, tmp_path, text, capsys):
-    overrides = (*TINY, "data=text", text, "optimizer.learning_rate=1e38", "optimizer.schedule=constant")
+    overrides = (*QUICK, "data=text", text, "optimizer.learning_rate=1e38", "optimizer.schedule=constant")
     code = zoo_train(monkeypatch, *overrides, "train.steps=20", f"run.dir={tmp_path / 'run'}")
     out = capsys.readouterr().out
     assert code == 1
     assert "at step" in out
     assert "try a lower optimizer.learning_rate" in out
-
-
-def test_explain_names_the_entry_that_decided(monkeypatch, tmp_path, text, capsys):
-    overrides = (*TINY, "data=text", text, "placement.explain=true", "placement.activations.moe_gate=host")
-    assert zoo_train(monkeypatch, *overrides, f"run.dir={tmp_path / 'run'}") == 0
-    out = capsys.readouterr().out.splitlines()
-    assert any("moe_gate" in line and "host" in line and "placement.activations.moe_gate" in line for line in out)
 
 
 BAD = [
@@ -165,7 +165,7 @@ def test_help_and_plain_errors_do_not_import_jax(arguments):
 
 
 def test_interrupt_ends_cleanly(tmp_path, text):
-    command = [sys.executable, "-m", "recipes.cli.train", *TINY, "data=text", text, "train.steps=1000000"]
+    command = [sys.executable, "-m", "recipes.cli.train", *QUICK, "data=text", text, "train.steps=1000000"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         [*command, "run.compile_cache=null", f"run.dir={tmp_path / 'run'}"],
@@ -185,16 +185,3 @@ def test_interrupt_ends_cleanly(tmp_path, text):
     assert "Traceback" not in err
     assert (tmp_path / "run" / "loss.png").exists()
     assert all(json.loads(line)["step"] for line in log.read_text().splitlines())
-
-
-CONF = Path(train_cli.__file__).parents[2] / "conf"
-CHOICES = [f"{file.parent.name}={file.stem}" for file in sorted(CONF.glob("*/*.yaml")) if file.parent.name != "target"]
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_file_of_conf_composes(choice):
-    schema.register()
-    with initialize_config_module("conf", version_base="1.3"):
-        path = ["data.path=somewhere"] if choice == "data=text" else []
-        config = schema.read(compose("config", overrides=[choice, "run.dir=x", *path]))
-    assert config.train.steps > 0

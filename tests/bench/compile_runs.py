@@ -2,6 +2,7 @@
 
 python -m tests.bench.compile_runs             both families: 4 and 64 layers in one segment, 32 layers in 1 and in 20
 python -m tests.bench.compile_runs tables 100  random tables of 32 layers: host bytes as asked? how long does each take?
+python -m tests.bench.compile_runs steps       whole train steps, every second of 20 layers on the host
 """
 
 import random
@@ -12,7 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recipes import Placement, Table, next_token_loss, place, resolve
+from recipes import (
+    OptimizerConfig,
+    Placement,
+    Table,
+    init_state,
+    make_optimizer,
+    make_train_step,
+    next_token_loss,
+    place,
+    resolve,
+)
 from recipes.placement.spec import PLACES
 from recipes.plan.compile import CompiledMemory, compile_for
 from recipes.plan.targets import Target
@@ -21,6 +32,7 @@ from zoo import abstract
 LAYERS, BATCH, SEQ, REPEATS = 32, 4, 256, 3
 FIELDS: dict[str, dict[str, Any]] = {"debug_llama": {}, "debug_deepseek": {"num_dense_layers": 0}}
 EXAMPLE = (jax.ShapeDtypeStruct((BATCH, SEQ), jnp.int32),)
+BATCH_OF_TOKENS = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
 ONE = Placement(activations={"attn_query": "host"})
 # Layers 0, 2, ... 18 stand alone: with those between them and the rest, 20 segments.
 TWENTY = Placement(layers={"+".join(map(str, range(0, 20, 2))): {"attn_query": "host"}})
@@ -30,13 +42,12 @@ def compiled(model: Any, placement: Placement) -> tuple[Table, CompiledMemory]:
     """The gradient of the loss under a placement, traced and compiled anew."""
     table = resolve(placement, model, EXAMPLE)
     placed = place(model, placement, table=table)
-    batch = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
 
     def gradient(model: Any, batch: Any) -> Any:
         return jax.grad(lambda model: next_token_loss(model, batch, balance=1e-2).total)(model)
 
     jax.clear_caches()
-    return table, compile_for(gradient, placed, batch, target=Target.named("h200"))
+    return table, compile_for(gradient, placed, BATCH_OF_TOKENS, target=Target.named("h200"))
 
 
 def seconds(name: str, num_layers: int, placement: Placement, segments: int) -> float:
@@ -72,6 +83,28 @@ def tables(count: int) -> None:
     print(f"one segment {one:.1f} s; median {median:.1f} s, {median / one:.2f} x; 95% {late:.1f} s, {late / one:.2f} x")
 
 
+def steps() -> None:
+    """Whole train steps in bfloat16 with float32 masters."""
+    second = {"+".join(map(str, range(0, 20, 2))): {"attn_query": "host"}}
+    placements = {"uniform": ONE, "group=2": Placement(layers=second, group=2), "group=1": Placement(layers=second)}
+    optimizer = make_optimizer(OptimizerConfig(), 100)
+    step = make_train_step(optimizer, router_bias_rate=1e-3, platform="cuda")
+    for name, fields in FIELDS.items():
+        model = abstract(name, num_layers=20, **fields)
+        first = None
+        for label, placement in placements.items():
+            table = resolve(placement, model, EXAMPLE)
+            placed = place(model, placement, table=table)
+            state = jax.eval_shape(lambda placed: init_state(placed, optimizer, jnp.bfloat16), placed)
+            jax.clear_caches()
+            memory = compile_for(step, state, BATCH_OF_TOKENS, target=Target.named("h200"))
+            first = first or memory.compile_s
+            print(
+                f"{name}, {label}: {table.num_segments} segments, {memory.compile_s:.1f} s, "
+                f"{memory.compile_s / first:.2f} x, {memory.temp_bytes / 2**20:.0f} MiB of temporaries"
+            )
+
+
 def ratios() -> None:
     print("model            4 layers [s]  64 layers [s]  ratio   1 segment [s]  20 segments [s]  ratio")
     for name in FIELDS:
@@ -84,4 +117,5 @@ def ratios() -> None:
 
 
 if __name__ == "__main__":
-    tables(int(sys.argv[2])) if sys.argv[1:2] == ["tables"] else ratios()
+    mode = sys.argv[1] if len(sys.argv) > 1 else "ratios"
+    {"tables": lambda: tables(int(sys.argv[2])), "steps": steps, "ratios": ratios}[mode]()

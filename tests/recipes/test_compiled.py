@@ -1,7 +1,9 @@
 """Programs compiled for an H200 that is not there: host memory to the byte, device memory within a tenth."""
 
 import functools
+import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,11 @@ def total(model: Any, batch: Any) -> Any:
     return next_token_loss(model, batch, balance=0.1).total
 
 
+@functools.cache
+def all_host(name: str) -> tuple[Table, CompiledMemory]:
+    return gradient(name, Placement(default="host"))
+
+
 def gradient(name: str, placement: Placement, num_layers: int | None = None) -> tuple[Table, CompiledMemory]:
     """The gradient of a placed model's loss, compiled, and the table that it was asked for."""
     canonical = model(name, MODELS[name].num_layers if num_layers is None else num_layers)
@@ -110,9 +117,28 @@ def test_nothing_is_on_the_host_where_nothing_is_asked(name: str):
 @pytest.mark.parametrize("name", MODELS)
 def test_all_layers_on_the_host(name: str):
     """Case 16: the last one included."""
-    table, memory = gradient(name, Placement(default="host"))
+    table, memory = all_host(name)
     assert table.place_bytes("host") > 4 * 2**20
     assert_as_asked(name, table, memory)
+
+
+# A slice of a host array (memory space 5) by its size and where the loop reads it: offset + iteration * stride.
+HOST_READ = re.compile(
+    r"f32\[(\d+),([\d,]+)\]\S*:S\(5\)} parameter\(0\)(?:(?!\n}).)*ROOT [^\n]* dynamic-slice\("
+    r'[^\n]*"linear":{"byte_offset":"(-?\d+)","byte_stride":"(-?\d+)"}',
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_backward_pass_reads_the_host_from_the_last_layer_on(name: str):
+    """Case 1: jaxlib up to 0.11.0 read in forward order, and gradients were wrong without a word."""
+    _, memory = all_host(name)
+    reads = [tuple(map(str, found)) for found in HOST_READ.findall(memory.hlo)]
+    assert len(reads) >= 8
+    for layers, shape, offset, stride in reads:
+        layer_bytes = 4 * math.prod(map(int, shape.split(",")))
+        assert (int(offset), int(stride)) == ((int(layers) - 1) * layer_bytes, -layer_bytes)
 
 
 def test_all_on_the_device_is_seen_as_such():

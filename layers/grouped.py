@@ -77,7 +77,7 @@ def _backward(names, residuals, slope):
         parts = Weights(_outer(rows, d_gate), _outer(rows, d_up), _outer(scales[:, None] * hidden, slope))
         sums = jax.tree.map(lambda total, part: part + jnp.where(begins, 0.0, total), sums, parts)
         d_weights = jax.tree.map(
-            lambda all, total: jax.lax.dynamic_update_index_in_dim(all, total.astype(all.dtype), expert, axis=0),
+            lambda done, total: jax.lax.dynamic_update_index_in_dim(done, total.astype(done.dtype), expert, axis=0),
             d_weights,
             sums,
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zoo.checks import ConfigError, require_choice, require_positive
+from zoo.checks import ConfigError, require_at_most, require_choice, require_not_negative, require_positive
 
 INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
 
@@ -35,20 +35,9 @@ class TrainConfig:
     def __post_init__(self):
         require_positive("train", self, "steps", "batch_size", "sequence_length", "accumulate")
         require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
-        for name in (
-            "balance_loss",
-            "z_loss",
-            "mtp_loss",
-            "router_bias_rate",
-            "validation_batches",
-            "sample_tokens",
-            "seed",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"train.{name}", getattr(self, name), "must not be negative")
-        for name in ("steps", "batch_size", "sequence_length"):
-            if getattr(self, name) > INT32_MAX:
-                raise ConfigError(f"train.{name}", getattr(self, name), f"must be at most {INT32_MAX}")
+        require_not_negative("train", self, "balance_loss", "z_loss", "mtp_loss", "router_bias_rate", "seed")
+        require_not_negative("train", self, "validation_batches", "sample_tokens")
+        require_at_most(INT32_MAX, "train", self, "steps", "batch_size", "sequence_length")
         if self.seed > UINT32_MAX:
             problem = f"must be at most {UINT32_MAX}: a key is made of the seed's lower 32 bits"
             raise ConfigError("train.seed", self.seed, problem)

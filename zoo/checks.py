@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+MAX_LAYERS = 10_000  # more would be built for hours
 MAX_INTEGER = 2**63 - 1
 
 
@@ -36,6 +37,20 @@ def require_positive(prefix: str, config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not value > 0:
             raise ConfigError(f"{prefix}.{name}", value, "must be above zero")
+
+
+def require_not_negative(prefix: str, config: Any, *names: str) -> None:
+    """Raises ConfigError if a named field is below zero."""
+    for name in names:
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{prefix}.{name}", getattr(config, name), "must not be negative")
+
+
+def require_at_most(most: int, prefix: str, config: Any, *names: str) -> None:
+    """Raises ConfigError if a named field is above `most`."""
+    for name in names:
+        if getattr(config, name) > most:
+            raise ConfigError(f"{prefix}.{name}", getattr(config, name), f"must be at most {most}")
 
 
 def require_choice(key: str, value: Any, allowed: Iterable[str]) -> None:

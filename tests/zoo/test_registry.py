@@ -40,6 +40,7 @@ ERRORS = {
     "word": ("debug_llama", {"rope": {"layout": "halv"}}, ["model.rope.layout=halv", "did you mean half"]),
     "affinity": ("debug_deepseek", {"router": {"affinity": "sigmod"}}, ["model.router.affinity=sigmod", "sigmoid"]),
     "zero": ("debug_llama", {"num_layers": 0}, ["model.num_layers=0", "above zero"]),
+    "endless": ("debug_llama", {"num_layers": 10**9}, ["model.num_layers=1000000000", "at most 10000"]),
     "negative": ("debug_deepseek", {"num_dense_layers": -1}, ["model.num_dense_layers=-1", "negative"]),
     "type": ("debug_llama", {"num_layers": "abc"}, ["model.num_layers=abc", "int"]),
     "fraction": ("debug_llama", {"num_layers": 2.5}, ["model.num_layers=2.5", "int"]),

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from zoo.checks import ConfigError, require_choice, require_positive
+from zoo.checks import (
+    MAX_LAYERS,
+    ConfigError,
+    require_at_most,
+    require_choice,
+    require_not_negative,
+    require_positive,
+)
 from zoo.rope import RopeConfig
 
 
@@ -68,9 +75,8 @@ class DeepSeekConfig:
             require_positive("model", self, "query_rank")
         if self.capacity_factor is not None:
             require_positive("model", self, "capacity_factor")
-        for name in ("num_dense_layers", "num_shared_experts", "num_mtp_layers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model.{name}", getattr(self, name), "must not be negative")
+        require_not_negative("model", self, "num_dense_layers", "num_shared_experts", "num_mtp_layers")
+        require_at_most(MAX_LAYERS, "model", self, "num_layers", "num_mtp_layers")
         if self.num_dense_layers > self.num_layers:
             raise ConfigError("model.num_dense_layers", self.num_dense_layers, f"only {self.num_layers} layers exist")
         if self.rope_head_dim % 2:

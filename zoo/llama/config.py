@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from zoo.checks import ConfigError, require_divisible, require_positive
+from zoo.checks import MAX_LAYERS, ConfigError, require_at_most, require_divisible, require_positive
 from zoo.rope import RopeConfig
 
 
@@ -25,6 +25,7 @@ class LlamaConfig:
     def __post_init__(self):
         sizes = ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "norm_eps")
         require_positive("model", self, *sizes, "init_std")
+        require_at_most(MAX_LAYERS, "model", self, "num_layers")
         require_divisible("model", self, "num_heads", "num_kv_heads")
         if self.head_dim % 2:
             raise ConfigError("model.head_dim", self.head_dim, "must be even: rotary embedding turns pairs")

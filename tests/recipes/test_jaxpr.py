@@ -129,6 +129,31 @@ def test_a_saved_context_spares_the_second_softmax(name: str, where: str):
     assert {primitive: count(program, primitive, backward=True) for primitive in expected} == expected
 
 
+# What is kept of the experts -> products of each loop over their rows in the backward pass. The last loop is the
+# gradient: one product towards the hidden rows, one for the scales, two towards the rows, three of weights.
+LOOPS = {
+    "remat": ({}, [2, 7]),
+    "gate": ({"moe_gate": "host"}, [1, 7]),
+    "both": ({"moe_gate": "host", "moe_up": "device"}, [7]),
+}
+
+
+@pytest.mark.parametrize(("activations", "expected"), LOOPS.values(), ids=LOOPS)
+def test_experts_are_recomputed_only_where_gate_or_up_is_dropped(activations: dict[str, str], expected: list[int]):
+    """Case 19: placements go by tag, so that products with a dim of experts are reached; down is never repeated."""
+    name = "deepseek_all_moe"
+    program = trace(abstract(name), Placement(activations=activations), SAMPLES[name])
+    scans = [each for each in helpers.equations(program.jaxpr) if each.primitive.name == "scan"]
+    (layers,) = [scan for scan in scans if scan.params["reverse"] and scan.params["length"] == 2]
+    bodies = [
+        loop.params["jaxpr"].jaxpr
+        for loop in helpers.equations(layers.params["jaxpr"].jaxpr)
+        if loop.primitive.name == "scan"
+    ]
+    found = [sum(each.primitive.name == "dot_general" for each in helpers.equations(body)) for body in bodies]
+    assert found == expected
+
+
 def test_residuals_are_found_under_accumulation(deep: Any):
     """A scan over micro-batches is entered, and not taken for one over layers."""
     placed = place(deep, Placement(layers={"3": {"mlp_up": "host"}}))

@@ -91,6 +91,25 @@ def test_packages_are_typed(package: str):
     assert (ROOT / package / "py.typed").is_file()
 
 
+WITHOUT_HYDRA = """
+import sys
+for name in ("hydra", "omegaconf", "yaml", "rich", "matplotlib", "hypothesis"):
+    sys.modules[name] = None
+import jax, jax.numpy as jnp, optax, recipes, recipes.verify, zoo
+config = zoo.LlamaConfig(vocab_size=5, dim=4, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=2, mlp_dim=3)
+model, placement = zoo.build(config, key=jax.random.key(0)), recipes.Placement(layers={"1": {"mlp_up": "host"}})
+print(recipes.resolve(placement, model))
+state = recipes.init_state(recipes.place(model, placement), optax.sgd(1e-2))
+state, metrics = recipes.make_train_step(optax.sgd(1e-2))(state, {"tokens": jnp.ones((1, 4), jnp.int32)})
+assert jnp.isfinite(metrics["loss"])
+"""
+
+
+def test_the_library_works_without_hydra_and_what_comes_with_it():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_HYDRA], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_core_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = [re.split(r"[^\w-]", dependency)[0] for dependency in project["dependencies"]]

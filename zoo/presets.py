@@ -3,8 +3,6 @@
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from zoo.checks import ConfigError
 
 
@@ -19,6 +17,8 @@ def read(group: str, name: str, kind: str) -> tuple[list[str], dict[str, Any]]:
 
     Raises ConfigError with "no such `kind`" for an unknown name.
     """
+    import yaml  # comes with Hydra, which a configuration made in Python does not need
+
     if name not in names(group):
         raise ConfigError(group, name, f"no such {kind}", allowed=names(group))
     fields = yaml.safe_load(resources.files("conf").joinpath(group, f"{name}.yaml").read_text())

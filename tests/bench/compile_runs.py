@@ -100,7 +100,7 @@ def steps() -> None:
             memory = compile_for(step, state, BATCH_OF_TOKENS, target=Target.named("h200"))
             first = first or memory.compile_s
             print(
-                f"{name}, {label}: {table.num_segments} segments, {memory.compile_s:.1f} s, "
+                f"{name}, {label}: {table.num_segments} segment(s), {memory.compile_s:.1f} s, "
                 f"{memory.compile_s / first:.2f} x, {memory.temp_bytes / 2**20:.0f} MiB of temporaries"
             )
 

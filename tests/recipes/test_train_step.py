@@ -13,10 +13,10 @@ import optax
 import pytest
 
 import recipes
-from layers import MoEBlock
+from layers import MoEBlock, MoEStats
 from layers.buffer import split_buffers
 from recipes import Loss, OptimizerConfig, Placement, TrainState, make_optimizer, make_train_step, place, unplace
-from recipes.step.train import _move_router_biases
+from recipes.step.train import _metrics, _move_router_biases
 from recipes.verify.equivalence import SAMPLES
 from tests import helpers
 from tests.recipes.common import abstract, batch, lenient, model
@@ -94,6 +94,13 @@ def test_the_first_metrics_are_those_of_the_model_before_the_step():
     counts = np.asarray(loss.stats.counts)
     assert metrics["expert_load"] == pytest.approx(float((counts.max(1) / counts.mean(1)).max()))
     assert metrics["learning_rate"] == pytest.approx(3e-2)
+    assert metrics["dropped"] == 0
+
+
+def test_the_share_of_dropped_choices_is_that_of_all_layers():
+    stats = MoEStats(jnp.array([[6, 2], [4, 4]], jnp.int32), jnp.array([3, 1], jnp.int32), jnp.zeros((2, 1)))
+    loss = Loss(jnp.ones(()), jnp.ones(()), {}, stats)
+    assert float(_metrics(loss, {}, ())["dropped"]) == 4 / 16
 
 
 def test_remat_does_not_count_choices_twice():

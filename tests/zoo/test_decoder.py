@@ -4,6 +4,7 @@ import functools
 from typing import Any, cast
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -140,6 +141,20 @@ def test_statistics_are_one_row_a_moe_layer():
     assert output.aux.moe.balance_loss.shape[0] == 2
     _, output = forward()(model("debug_llama"), jnp.asarray(TOKENS))
     assert output.aux.moe is None
+
+
+def test_a_capacity_drops_choices_of_moe_layers_and_says_how_many():
+    limited = zoo.abstract("debug_deepseek", **ODD_DEEPSEEK, capacity_factor=0.25)
+    decoder = jax.tree.unflatten(jax.tree.structure(limited), jax.tree.leaves(model("debug_deepseek")))
+    (logits, output), (whole, plain) = (
+        forward()(each, jnp.asarray(TOKENS)) for each in (decoder, model("debug_deepseek"))
+    )
+    counts = np.asarray(output.aux.moe.counts)
+    capacity = -(-TOKENS.size * 2 // (4 * 9))  # a quarter of the mean load of 9 experts, rounded up
+    np.testing.assert_array_equal(output.aux.moe.dropped, np.maximum(counts - capacity, 0).sum(1))
+    assert (np.asarray(output.aux.moe.dropped) > 0).all()
+    assert (np.asarray(plain.aux.moe.dropped) == 0).all()
+    assert np.abs(np.asarray(logits) - np.asarray(whole)).max() > 1e-2
 
 
 def test_balance_loss_reaches_every_router_and_no_bias():

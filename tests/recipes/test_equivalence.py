@@ -27,7 +27,7 @@ from tests.recipes.common import BEARTYPE_DRAWS, abstract, batch, model, savable
 pytestmark = [pytest.mark.usefixtures(savable_once.__name__), BEARTYPE_DRAWS]
 
 # Examples of each model, fewer where compiling takes longer; the long profile draws 21 times as many.
-EXAMPLES = dict(zip(SAMPLES, (7, 4, 3, 2, 2, 2, 2, 2), strict=True))
+EXAMPLES = dict(zip(SAMPLES, (8, 5, 4, 2, 1, 2, 1, 1), strict=True))
 FACTOR = {"default": 1, "long": 21}
 assert sum(EXAMPLES.values()) >= 24
 assert sum(EXAMPLES.values()) * FACTOR["long"] >= 500

@@ -86,7 +86,7 @@ class CapacityDispatch(NamedTuple):
     factor: float
 
     def plan(self, chosen: Int32[Array, "t k"], num_experts: int) -> Plan:
-        capacity = min(chosen.shape[0] * chosen.shape[1], math.ceil(self.factor * chosen.size / num_experts))
+        capacity = math.ceil(min(self.factor / num_experts, 1.0) * chosen.size)
         order = _Order.of(chosen, num_experts)
         experts = jnp.arange(num_experts, dtype=jnp.int32)
         return order.plan(capacity * experts, jnp.minimum(order.counts, capacity), experts, capacity)

@@ -144,7 +144,7 @@ def _validate(config: Config, state: TrainState, batches: Batches, log: TextIO) 
     train = config.train
     if not train.validation_batches:
         return None
-    evaluate: Callable[..., Loss] = jax.jit(next_token_loss)
+    evaluate: Callable[..., Loss] = jax.jit(partial(next_token_loss, mtp=0.0))
     count = train.validation_batches
     if batches.num_sequences is not None:
         count = min(count, -(-batches.num_sequences // train.batch_size))

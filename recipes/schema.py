@@ -13,6 +13,7 @@ from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
 from recipes.plan.targets import Target
+from zoo import presets
 from zoo.checks import ConfigError, from_fields
 from zoo.registry import FAMILIES, ModelConfig
 
@@ -61,6 +62,8 @@ def read(tree: DictConfig) -> Config:
             raise ConfigError(section, fields.get(section), "needs a map of keys to values, or a choice of its group")
     family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
     kinds = {kind.__name__: kind for kind in FAMILIES.values()}
+    if family not in kinds:
+        raise ConfigError("model", "", "needs a choice of its group", allowed=presets.names("model"))
     explain = fields["placement"].pop("explain")
     if not isinstance(explain, bool):
         raise ConfigError("placement.explain", explain, "must be true or false")

@@ -1,6 +1,7 @@
 """Models by name: `conf/model/NAME.yaml` holds the sizes, a family turns them into a model. Free of jax."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from zoo import presets
@@ -21,12 +22,14 @@ def names() -> list[str]:
 def config(model: str | ModelConfig, **overrides: Any) -> ModelConfig:
     """The configuration of a model by name (or a configuration itself) with fields replaced.
 
+    Of a nested one, such as `rope={"theta": 5e5}`, the fields that are not named stay.
+
     Raises ConfigError for an unknown name, an unknown field or a value that the model cannot have.
     """
     if isinstance(model, str):
         family, fields = _read(model)
-        return from_fields(FAMILIES[family], {**fields, **overrides}, "model")
-    return from_fields(type(model), {**_shallow(model), **overrides}, "model")
+        return from_fields(FAMILIES[family], _merged(fields, overrides), "model")
+    return from_fields(type(model), _merged(dataclasses.asdict(model), overrides), "model")
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
@@ -34,5 +37,9 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     return schema.removeprefix("/family/").removesuffix("@_here_"), fields
 
 
-def _shallow(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(fields)
+    for name, value in overrides.items():
+        old = merged.get(name)
+        merged[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -12,6 +12,7 @@ from layers.stack import Stack
 from layers.tag import tags
 from recipes.placement.segments import map_stacks, place_stack, structure
 from recipes.verify.jaxpr import saved
+from zoo.base import Decoder
 
 DEFAULT_EXAMPLE = (jax.ShapeDtypeStruct((1, 8), jnp.int32),)
 
@@ -54,6 +55,6 @@ def stacks(model: PyTree) -> list[Stack]:
 
 def _total(model: PyTree, *args: Any) -> jax.Array:
     """A scalar that depends on every float output of the model."""
-    call = getattr(model, "forward", model)  # a model's `forward` may compute more than its call
+    call = model.forward if isinstance(model, Decoder) else model  # which computes `mtp` too
     outputs = [leaf for leaf in jax.tree.leaves(call(*args)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.sum(jnp.stack([jnp.sum(leaf.astype(jnp.float32)) for leaf in outputs]))

@@ -53,7 +53,7 @@ def _same(layers: range) -> Callable[..., Any]:
             raise ConfigError(
                 "mask",
                 f"{labels[0]} in layer {layers[0]}",
-                f"layers {layers[0]} to {layers[-1]} are one segment and need one label",
+                f"layers {', '.join(map(str, layers))} share an array and need one label",
                 hint="recipes.place(model, placement, apart=mask) keeps layers of different labels apart",
             )
         return labels[0]

@@ -1,7 +1,7 @@
 """A placement resolved against a model: the table of layers x tags."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,14 +29,15 @@ class Cell:
 class Table:
     """Layers x tags -> cell, and how many segments the step runs. `print(table)` folds equal layers.
 
-    - `segments_by_group`: the number of segments that each `placement.group` would make.
-    - `labels`: what else keeps layers apart (`resolve(..., apart=mask)`), one entry a layer.
+    - `placement`: what was resolved; `labels`: what else keeps layers apart (`apart`), one entry a layer.
+    - `segments_by_group`: the number of segments that `placement.group` from 1 to 4 would make.
     """
 
     layers: tuple[dict[str, Cell], ...]
     num_segments: int
-    segments_by_group: Mapping[int, int] = field(default_factory=dict)
-    labels: tuple[tuple, ...] = ()
+    placement: Placement
+    labels: tuple[tuple, ...]
+    segments_by_group: Mapping[int, int]
 
     def rows(self) -> list[dict[str, str]]:
         """Tag -> place of each layer, cells without effect left out."""
@@ -78,7 +79,7 @@ def resolve(
     labels = _labels(apart, len(blocks))
     kinds = list(zip(places, labels, strict=True))
     segments = {group: _num_segments(model, kinds, group) for group in {placement.group, *_GROUPS}}
-    return Table(tuple(table), segments[placement.group], segments, labels)
+    return Table(tuple(table), segments[placement.group], placement, labels, segments)
 
 
 def _labels(apart: PyTree, num_layers: int) -> tuple[tuple, ...]:
@@ -105,11 +106,15 @@ def place(
     """The model with its blocks stacked by segments; same call, each tag on its place in the backward pass.
 
     Donates its input: the arrays of the blocks are deleted once stacked. `recipes.unplace` gives the canonical model
-    back. `apart` is what `resolve` takes; `table` spares resolving again. Raises ConfigError as `resolve` does.
+    back. `apart` is what `resolve` takes; a `table` spares resolving again. Raises ConfigError as `resolve` does, and
+    ValueError for a table of something else.
     """
     if mesh is not None:
         raise NotImplementedError("a placed model on a mesh is not supported yet; call place(model, placement)")
-    table = resolve(placement, model, apart=apart) if table is None else table
+    if table is None:
+        table = resolve(placement, model, apart=apart)
+    elif apart is not None or table.placement != placement:
+        raise ValueError("the table is that of another placement; `apart` goes to resolve, which makes the table")
     rows = list(zip(table.rows(), table.labels, strict=True))
     first = 0
 

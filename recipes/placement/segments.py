@@ -1,7 +1,6 @@
 """Runs of layers with equal rows, each one scan under its own policy: the layout that the train step works on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -38,9 +37,9 @@ class Run(eqx.Module):
         return _scan(self.places, self.length, self.blocks, x, *args)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@eqx.filter_jit
 def _scan(places: tuple[Places, ...], length: int, blocks: tuple[PyTree, ...], x: Any, *args: Any) -> Any:
-    """Jitted, so that runs of equal rows and lengths share one trace."""
+    """Jitted, so that runs of equal rows and lengths share one trace. What is no array in `args` stays what it is."""
 
     def apply(x, block):
         return block(x, *args)

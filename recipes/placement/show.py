@@ -6,7 +6,7 @@ from recipes.placement.resolve import Cell, Table
 
 _MAX_WIDTH = 110
 _MANY_SEGMENTS = 8
-_COMPILE_SHARE = 0.2  # what each further segment adds, of the step with one: 0.16 (Llama) to 0.26 (DeepSeek) at 20
+_COMPILE_SHARE = 0.15  # what each further segment adds to a whole step: 0.10 (Llama) to 0.18 (DeepSeek), at 20
 
 
 def show(table: Table) -> str:

@@ -43,8 +43,8 @@ class Placement:
     - `activations`: tag -> place, in every layer that has the tag.
     - `layers`: layers -> tag -> place, where layers is `7`, `0-2`, `6+13+19` or `last`.
     - `state`: see `StatePlacement`.
-    - `group`: a pattern of up to so many rows that repeats becomes one scan, whose step takes that many layers. It
-      compiles as fast as one run, and keeps the working memory of that many layers at a time.
+    - `group`: a pattern of up to so many rows that repeats, in layers of one kind, becomes one scan, whose step takes
+      that many layers. It compiles as fast as one run and keeps the working memory of that many layers at a time.
 
     `layers` win over `activations` over `default`; among layer keys the one that names fewer layers wins. Raises
     ConfigError for a word that is not a place or a key that is not of this form; names of tags and layers are checked

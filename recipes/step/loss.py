@@ -30,7 +30,7 @@ class Loss(eqx.Module):
 
 
 def next_token_loss(
-    model: Any, batch: Batch, *, balance: float = 0.0, z_loss: float = 0.0, mtp: float = 0.0, chunk: int = 128
+    model: Any, batch: Batch, *, balance: float = 0.0, z_loss: float = 0.0, mtp: float = 0.3, chunk: int = 128
 ) -> Loss:
     r"""Cross-entropy of each token given the ones before it, in nats, plus the weighted auxiliary losses.
 
@@ -72,7 +72,7 @@ def _target_weights(batch: Batch, ahead: int) -> Float32[Array, "batch seq"]:
     if "segment_ids" in batch:
         same = batch["segment_ids"][:, ahead:] == batch["segment_ids"][:, :-ahead]
         weights = weights * same.astype(jnp.float32)
-    return jnp.pad(weights, ((0, 0), (0, ahead - 1)))
+    return jnp.pad(weights, ((0, 0), (0, batch["tokens"].shape[1] - 1 - weights.shape[1])))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))

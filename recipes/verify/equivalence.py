@@ -194,11 +194,14 @@ def _asked(table: Table, placed: PyTree) -> Counter[tuple[int, str, str, int]]:
     runs = [leaf for leaf in leaves if isinstance(leaf, Run)]
     assert len(runs) == table.num_segments
     asked: Counter = Counter()
-    for number, run in enumerate(runs):
+    number = 0
+    for run in runs:
+        before = len(asked)
         for layer in run.layers[: len(run.blocks)]:
             for tag, cell in table.layers[layer].items():
                 if cell.place in ("device", "host"):
                     asked[number, tag, cell.place, run.length] += cell.array_bytes
+        number += len(asked) > before  # as `saved` counts: scans that save something
     return asked
 
 

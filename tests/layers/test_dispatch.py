@@ -115,7 +115,7 @@ def test_padding_is_never_read_and_gets_no_gradient():
 
 
 # factor -> rows an expert may take, of 8 choices on 4 experts: a mean load of 2
-CAPACITIES = {0.1: 1, 0.5: 1, 0.51: 2, 1.0: 2, 1.3: 3, 4.0: 8, 9.0: 8}
+CAPACITIES = {0.1: 1, 0.5: 1, 0.51: 2, 1.0: 2, 1.3: 3, 4.0: 8, 9.0: 8, 1e308: 8}
 
 
 @pytest.mark.parametrize(("factor", "capacity"), CAPACITIES.items())

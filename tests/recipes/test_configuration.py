@@ -73,6 +73,7 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "model=debug_llama model.rope.original_length=0 model.rope.scaling=yarn": "original_length=0: yarn scaling needs",
     "model=debug_llama model.router.groups=2": "model.router.groups=2: no such key",
     "model=debug_llama placement.activations.moe_gate=host": "did you mean mlp_gate",
+    "~model +model.dim=3": "needs a choice of its group",
     "model=null": "model=null: no such choice\nallowed: bench_deepseek",
     "placement=host =3": "override==3: not of the form KEY=VALUE",
     "train.steps=7 +experiment=debug_llama": "experiment=debug_llama: Multiple values for experiment",

@@ -153,6 +153,33 @@ def places(model: Any) -> set[str]:
     return {place for run in getattr(model.layers, "runs", ()) for each in run.places for _, place in each}
 
 
+@pytest.mark.parametrize("key", ["0", "1-2", "last"])
+def test_the_kit_counts_runs_that_save_nothing(key: str):
+    """A block of one's own need not save its input."""
+    assert_saved(squared, Placement(layers={key: {"bend_bent": "host"}}), OWN, X, example=OWN_EXAMPLE)
+
+
+class Switch(eqx.Module):
+    layers: Stack
+
+    def __call__(self, x: Array) -> Array:
+        return self.layers(x, True)[0]
+
+
+class Switched(eqx.Module):
+    """A block with an argument that is no array."""
+
+    bend: Bend
+
+    def __call__(self, x: Array, on: bool) -> tuple[Array, None]:
+        return self.bend(x) if on else (x, None)
+
+
+def test_a_placed_model_takes_arguments_that_are_no_arrays():
+    model = Switch(Stack(tuple(Switched(block) for block in OWN.layers.blocks)))
+    assert_equivalent(squared, WRONG, model, X, example=OWN_EXAMPLE, tolerance=helpers.FLOAT32_MODEL)
+
+
 WRONG = Placement(default="remat", layers={"1": {"bend_bent": "host"}})
 
 

@@ -122,7 +122,7 @@ def nll(row: int, target: int) -> float:
 
 def losses(**more: Any) -> tuple[Loss, Echo]:
     echo = Echo()
-    return next_token_loss(echo, {"tokens": TOKENS, **more}), echo
+    return next_token_loss(echo, {"tokens": TOKENS, **more}, mtp=0.0), echo
 
 
 def test_each_token_is_predicted_from_the_one_before():
@@ -190,6 +190,11 @@ def test_further_tokens_are_predicted_from_the_same_position(more: dict[str, Any
     assert float(call[1].metrics["loss"]) == float(call[0].total)
     assert float(call[0].weight) == float(call[1].weight) == mask[:, 1:].sum()
     assert "mtp_loss" not in call[0].metrics
+
+
+def test_a_sequence_may_be_shorter_than_the_depths():
+    found = next_token_loss(Echo(), {"tokens": TOKENS[:, :2]}, mtp=1.0)
+    assert float(found.metrics["mtp_loss"]) == 0
 
 
 def test_further_tokens_of_another_segment_are_no_targets():

@@ -50,7 +50,7 @@ def test_a_mask_that_tells_layers_apart_keeps_them_apart(placement: Placement):
     table = resolve(placement, abstract(NAME), apart=mask)
     assert table.num_segments == 3
     for given in (None, table):
-        placed = place(model(NAME), placement, table=given, apart=mask)
+        placed = place(model(NAME), placement, table=given, apart=mask if given is None else None)
         assert [list(run.layers) for run in placed.layers.runs] == [[0], [1], [2, 3]]
         helpers.assert_bit_equal(unplace(updated(placed, canonical_mask(mask))), expected)
 
@@ -66,7 +66,7 @@ def test_labels_choose_between_optimizers():
 
 def test_layers_of_one_segment_need_one_label():
     mask = by_path("blocks[2]")(model(NAME))
-    with pytest.raises(ConfigError, match=r"(?s)layers 0 to 3 are one segment and need one label.*apart=mask"):
+    with pytest.raises(ConfigError, match=r"(?s)layers 0, 1, 2, 3 share an array and need one label.*apart=mask"):
         canonical_mask(mask)(place(abstract(NAME), Placement()))
 
 
@@ -74,3 +74,10 @@ def test_a_mask_of_another_model_is_refused():
     mask = by_path("norm")(abstract("llama_five_layers"))
     with pytest.raises(ValueError, match="4 layers, not 5"):
         resolve(Placement(), abstract(NAME), apart=mask)
+
+
+def test_a_table_of_something_else_is_refused():
+    table, mask = resolve(Placement(), abstract(NAME)), by_path("blocks[1]")(model(NAME))
+    for placement, apart in ((Placement(default="host"), None), (Placement(), mask)):
+        with pytest.raises(ValueError, match="the table is that of another placement"):
+            place(abstract(NAME), placement, table=table, apart=apart)

@@ -63,7 +63,7 @@ def test_sizes_are_in_binary_units():
 def test_many_segments_warn_with_their_cost_and_a_pattern_that_helps():
     deep = abstract("llama_five_layers", num_layers=20)
     alternating = {"+".join(map(str, range(0, 20, 2))): {"mlp_up": "host"}}
-    note = "note: 20 segments take roughly 5 times as long to compile as one"
+    note = "note: 20 segments take roughly 4 times as long to compile as one"
     for group, expected in {1: [f"{note}; placement.group=2 would make 1"], 2: []}.items():
         found = resolve(Placement(layers=alternating, group=group), deep, EXAMPLE)
         assert [line for line in str(found).splitlines() if line.startswith("note")] == expected

@@ -19,7 +19,7 @@ def test_every_named_model_has_a_configuration():
 def test_overrides_replace_fields_and_leave_the_named_model_alone():
     before = zoo.config("debug_deepseek")
     after = zoo.config("debug_deepseek", num_layers=7, rope={"layout": "half"})
-    assert (after.num_layers, after.rope) == (7, zoo.RopeConfig(layout="half"))
+    assert (after.num_layers, after.rope) == (7, dataclasses.replace(before.rope, layout="half"))
     assert dataclasses.replace(after, num_layers=before.num_layers, rope=before.rope) == before
     assert zoo.config("debug_deepseek") == before
     assert zoo.config(before, num_layers=7).num_layers == 7
@@ -30,6 +30,57 @@ def test_integers_of_a_file_or_override_become_floats():
     assert (rope.theta, rope.factor) == (10000.0, 8.0)
     assert {type(rope.theta), type(rope.factor)} == {float}
     assert type(zoo.config("debug_llama", init_std=1).init_std) is float
+
+
+def test_of_a_nested_configuration_the_other_fields_stay():
+    for model in ("deepseek_v3_671b", zoo.config("deepseek_v3_671b")):
+        assert zoo.config(model, router={"groups": 4}).router == dataclasses.replace(
+            zoo.config("deepseek_v3_671b").router, groups=4
+        )
+
+
+YARN = {"scaling": "yarn", "original_length": 4096, "layout": "interleaved"}
+LLAMA3 = {"theta": 5e5, "scaling": "llama3", "original_length": 8192, "layout": "half"}
+V2 = {"affinity": "softmax", "selection_bias": False, "normalize": False}
+V3 = {"affinity": "sigmoid", "selection_bias": True, "normalize": True, "group_score": "top2"}
+# What parameter counts do not show, as in the config.json of the models' makers: eps, rope, router.
+PUBLISHED = {
+    "llama2_7b": (1e-5, {"theta": 1e4, "scaling": "none", "layout": "half"}, None),
+    "llama3_1_8b": (1e-5, LLAMA3 | {"factor": 8.0}, None),
+    "llama3_1_70b": (1e-5, LLAMA3 | {"factor": 8.0}, None),
+    "llama3_1_405b": (1e-5, LLAMA3 | {"factor": 8.0}, None),
+    "llama3_2_1b": (1e-5, LLAMA3 | {"factor": 32.0}, None),
+    "llama3_2_3b": (1e-5, LLAMA3 | {"factor": 32.0}, None),
+    "deepseek_v2_lite": (
+        1e-6,
+        YARN | {"theta": 1e4, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+        V2 | {"groups": 1, "scale": 1.0},
+    ),
+    "deepseek_v2": (
+        1e-6,
+        YARN | {"theta": 1e4, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+        V2 | {"groups": 8, "groups_kept": 3, "group_score": "max", "scale": 16.0},
+    ),
+    "deepseek_v3_671b": (
+        1e-6,
+        YARN | {"theta": 1e4, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0},
+        V3 | {"groups": 8, "groups_kept": 4, "scale": 2.5},
+    ),
+    "kimi_k2": (
+        1e-6,
+        YARN | {"theta": 5e4, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0},
+        V3 | {"groups": 1, "scale": 2.827},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "eps", "rope", "router"), [(name, *each) for name, each in PUBLISHED.items()])
+def test_published_models_have_the_settings_of_their_makers(name, eps, rope, router):
+    config = zoo.config(name)
+    assert config.norm_eps == eps
+    assert dataclasses.asdict(config.rope) | rope == dataclasses.asdict(config.rope)
+    if router is not None:
+        assert dataclasses.asdict(config.router) | router == dataclasses.asdict(config.router)
 
 
 # model, overrides, what the message says: the key and value, then the nearest match or what is allowed
@@ -51,10 +102,10 @@ ERRORS = {
     "odd_rope": ("debug_deepseek", {"rope_head_dim": 3}, ["model.rope_head_dim=3", "even"]),
     "dense": ("debug_deepseek", {"num_dense_layers": 5}, ["model.num_dense_layers=5", "4 layers"]),
     "groups": ("debug_deepseek", {"num_experts": 9}, ["model.num_experts=9", "groups=4"]),
-    "kept": ("debug_deepseek", {"router": {"groups_kept": 3}}, ["model.router.groups_kept=3", "1 groups"]),
+    "kept": ("debug_deepseek", {"router": {"groups_kept": 5}}, ["model.router.groups_kept=5", "4 groups"]),
     "reach": ("debug_deepseek", {"experts_per_token": 5}, ["model.experts_per_token=5", "4 experts"]),
     "constant": ("debug_deepseek", {"experts_per_token": 1}, ["model.experts_per_token=1", "router.normalize=false"]),
-    "rope_length": ("debug_llama", {"rope": {"scaling": "yarn"}}, ["model.rope.original_length=0", "yarn"]),
+    "rope_length": ("debug_llama", {"rope": {"original_length": 0}}, ["model.rope.original_length=0", "llama3"]),
 }
 
 

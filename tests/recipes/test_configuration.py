@@ -228,6 +228,8 @@ def test_a_malformed_configuration_ends_with_a_few_lines_that_name_it(before: st
     assert len(message.splitlines()) <= 6
     assert "Traceback" not in message
     culprit = wrong.split()[-1]
-    names = [culprit, *filter(None, culprit.lstrip("+~").split("=", 1))]
+    key, _, value = culprit.lstrip("+~").partition("=")
+    # The whole, the key, the part of it that is wrong already, or what another key's value does not go with.
+    names = [culprit, key or value, f"{key.rpartition('.')[0] or key}=", f"{key.partition('.')[2]}={value}"]
     assert any(name in message.splitlines()[0] for name in names)
     assert not message.startswith("zoo-train: configuration=")

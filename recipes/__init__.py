@@ -1,7 +1,8 @@
 """Placement, sharding, training, proof. Importing this package does not import jax."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zoo.lazy import attributes
 
 if TYPE_CHECKING:
     from recipes.optim import OptimizerConfig as OptimizerConfig, make_optimizer as make_optimizer
@@ -14,32 +15,19 @@ if TYPE_CHECKING:
     from recipes.step.state import TrainState as TrainState, init_state as init_state
     from recipes.step.train import make_train_step as make_train_step
 
-_HOMES = {
-    "OptimizerConfig": "recipes.optim",
-    "make_optimizer": "recipes.optim",
-    "canonical_mask": "recipes.placement.masks",
-    "policy": "recipes.placement.policy",
-    "Table": "recipes.placement.resolve",
-    "place": "recipes.placement.resolve",
-    "resolve": "recipes.placement.resolve",
-    "unplace": "recipes.placement.segments",
-    "Placement": "recipes.placement.spec",
-    "StatePlacement": "recipes.placement.spec",
-    "Loss": "recipes.step.loss",
-    "next_token_loss": "recipes.step.loss",
-    "TrainState": "recipes.step.state",
-    "init_state": "recipes.step.state",
-    "make_train_step": "recipes.step.train",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("plan", "verify"):
-        return import_module(f"recipes.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module recipes has no attribute {name}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "recipes.optim": ("OptimizerConfig", "make_optimizer"),
+        "recipes.placement.masks": ("canonical_mask",),
+        "recipes.placement.policy": ("policy",),
+        "recipes.placement.resolve": ("Table", "place", "resolve"),
+        "recipes.placement.segments": ("unplace",),
+        "recipes.placement.spec": ("Placement", "StatePlacement"),
+        "recipes.step.loss": ("Loss", "next_token_loss"),
+        "recipes.step.state": ("TrainState", "init_state"),
+        "recipes.step.train": ("make_train_step",),
+        "recipes.plan": (),
+        "recipes.verify": (),
+    },
+)

@@ -1,7 +1,8 @@
 """Models of two families, from frozen configurations. Importing this package does not import jax."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zoo.lazy import attributes
 
 if TYPE_CHECKING:
     from layers.tag import tags as tags
@@ -13,28 +14,16 @@ if TYPE_CHECKING:
     from zoo.registry import config as config, names as names
     from zoo.rope import RopeConfig as RopeConfig
 
-_HOMES = {
-    "tags": "layers.tag",
-    "Decoder": "zoo.base",
-    "Output": "zoo.base",
-    "abstract": "zoo.models",
-    "build": "zoo.models",
-    "count_parameters": "zoo.models",
-    "ConfigError": "zoo.checks",
-    "RopeConfig": "zoo.rope",
-    "DeepSeekConfig": "zoo.deepseek.config",
-    "RouterConfig": "zoo.deepseek.config",
-    "LlamaConfig": "zoo.llama.config",
-    "config": "zoo.registry",
-    "names": "zoo.registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module zoo has no attribute {name}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "layers.tag": ("tags",),
+        "zoo.base": ("Decoder", "Output"),
+        "zoo.checks": ("ConfigError",),
+        "zoo.deepseek.config": ("DeepSeekConfig", "RouterConfig"),
+        "zoo.llama.config": ("LlamaConfig",),
+        "zoo.models": ("abstract", "build", "count_parameters"),
+        "zoo.registry": ("config", "names"),
+        "zoo.rope": ("RopeConfig",),
+    },
+)

@@ -2,7 +2,7 @@
 UV_RANGE := uv>=0.9,<1
 UV := $(shell uv --version 2>/dev/null | grep -qE '^uv (0\.(9|[1-9][0-9])|1)\.' && echo uv || echo .tools/uv/bin/uv)
 PYTHONS := >=3.12,<3.15
-EVERYTHING := --extra train --extra plan-cuda --extra dev
+EVERYTHING := --extra train --extra hf --extra plan-cuda --extra dev
 BENCH := -o python_functions='bench_*' --benchmark-columns=min,median,rounds --benchmark-sort=name --benchmark-disable-gc
 ARGS ?=
 

@@ -1,5 +1,6 @@
 """The decoder that both families are."""
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from layers import MTP, Embedding, Linear, MoEStats, RMSNorm, Rope, Rotation, Stack
+from zoo.rope import RopeConfig
 
 
 class Aux(NamedTuple):
@@ -86,3 +88,8 @@ class Decoder(eqx.Module):
     @property
     def unembedding(self) -> Float[Array, "dim vocab"]:
         return self.embedding.weight.T if self.head is None else self.head.weight
+
+
+def rope_config(rope: Rope) -> RopeConfig:
+    """The configuration of a rotary embedding; the dim, a size of the model, is no part of it."""
+    return RopeConfig(**{field.name: getattr(rope, field.name) for field in dataclasses.fields(RopeConfig)})

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from layers import Attention, DenseBlock, Embedding, Linear, RMSNorm, Rope, SwiGLU, build_stack
-from zoo.base import Decoder
+from zoo.base import Decoder, rope_config
 from zoo.llama.config import LlamaConfig
 
 
@@ -27,3 +27,25 @@ def _block(c: LlamaConfig, *, key: PRNGKeyArray) -> DenseBlock:
     attention_key, mlp_key = jax.random.split(key)
     attention = Attention(c.dim, c.num_heads, c.num_kv_heads, c.head_dim, std=c.init_std, key=attention_key)
     return DenseBlock(attention, SwiGLU(c.dim, c.mlp_dim, std=c.init_std, key=mlp_key), c.dim, eps=c.norm_eps)
+
+
+def config_of(model: Decoder) -> LlamaConfig | None:
+    """The configuration of a model, or of gradients of that shape; None if it is no Llama.
+
+    Blocks are read from the first one.
+    """
+    block = model.layers.blocks[0]
+    if not isinstance(block, DenseBlock) or not isinstance(block.attention, Attention):
+        return None
+    return LlamaConfig(
+        vocab_size=model.embedding.weight.shape[0],
+        dim=model.embedding.weight.shape[1],
+        num_layers=len(model.layers.blocks),
+        num_heads=block.attention.num_heads,
+        num_kv_heads=block.attention.num_kv_heads,
+        head_dim=model.rope.dim,
+        mlp_dim=block.mlp.gate_proj.weight.shape[1],
+        norm_eps=model.norm.eps,
+        tied_embeddings=model.head is None,
+        rope=rope_config(model.rope),
+    )

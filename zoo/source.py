@@ -1,0 +1,126 @@
+"""Weights, wherever they are: a model in memory, this project's checkpoint, a Hugging Face folder."""
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from zoo.base import Decoder
+from zoo.checks import ConfigError
+from zoo.models import abstract
+from zoo.registry import FAMILIES, ModelConfig
+from zoo.tensors import Spec
+
+
+class Layout(NamedTuple):
+    """How Hugging Face files hold the weights, so that an export gives back what was imported.
+
+    `fused_experts`: the experts of a layer in one tensor; `copies`: tensors that repeat others (a tied head).
+    """
+
+    fused_experts: bool = False
+    copies: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Weights by canonical path (`layers.blocks.3.mlp.up_proj.weight`), read one leaf at a time.
+
+    `files` are what belongs beside the weights (tokenizer, the published configuration), by name. `layout` is None
+    where the weights never were Hugging Face's. `notices` are what a person should know.
+    """
+
+    config: ModelConfig
+    specs: Mapping[str, Spec]
+    layout: Layout | None
+    files: Mapping[str, Path]
+    notices: tuple[str, ...]
+
+    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
+        """The leaves of these paths, in their order, each read when it is asked for."""
+        ...
+
+
+class ModelSource:
+    """A model in memory, or gradients of its shape (None where there is none)."""
+
+    def __init__(self, model: PyTree):
+        self.config = config_of(model)
+        self._leaves = flat(model)
+        wanted = flat(abstract(self.config))
+        for path, leaf in self._leaves.items():
+            if path not in wanted or tuple(leaf.shape) != tuple(wanted[path].shape):
+                raise ConfigError("model", f"{path}: {list(leaf.shape)}", f"does not fit {self.config}")
+        self.specs: Mapping[str, Spec] = {
+            path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in self._leaves.items()
+        }
+        self.layout: Layout | None = None
+        self.files: Mapping[str, Path] = {}
+        self.notices: tuple[str, ...] = ()
+
+    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
+        return (np.asarray(self._leaves[path]) for path in paths)
+
+
+def config_of(model: PyTree) -> ModelConfig:
+    """The configuration of a canonical model. Raises ConfigError if it is of no family or placed."""
+    blocks = getattr(getattr(model, "layers", None), "blocks", None)
+    if not isinstance(model, Decoder) or blocks is None:
+        hint = "recipes.unplace(model) makes a placed model canonical again"
+        raise ConfigError("model", type(model).__name__, "is no canonical model of this project", hint=hint)
+    for family in FAMILIES:
+        config = importlib.import_module(f"zoo.{family}.model").config_of(model)
+        if config is not None:
+            return config
+    raise ConfigError("model", "a decoder", "is of no family that has a file format", allowed=FAMILIES)
+
+
+def flat(tree: PyTree) -> dict[str, Any]:
+    """The leaves by canonical path."""
+    name = jax.tree_util.keystr
+    return {name(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def fill(source: Source, dtype: Any = None) -> Decoder:
+    """The model with the source's weights, in `dtype` or as they are stored; buffers are float32 always."""
+    from layers.buffer import split_buffers
+
+    model = abstract(source.config)
+    _, buffers = split_buffers(model)
+    kept = set(flat(buffers))
+    paths = list(flat(model))
+    leaves = [
+        jnp.asarray(leaf, jnp.float32 if path in kept else dtype or leaf.dtype)
+        for path, leaf in zip(paths, source.leaves(paths), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(model), leaves)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that becomes `out` if all went well and vanishes if not.
+
+    Raises ConfigError if `out` is there already, or cannot be made.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("out", out, "exists already; nothing is overwritten")
+    import shutil
+    import tempfile
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ConfigError("out", out, f"cannot be made: {error.strerror}") from error
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.replace(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

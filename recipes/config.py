@@ -15,6 +15,8 @@ class TrainConfig:
     - `dtype`: of computation; with `bfloat16` masters, gradients' sums and moments are float32.
     - `balance_loss`, `z_loss`, `mtp_loss`: coefficients of `recipes.next_token_loss`; `router_bias_rate`: see
       `recipes.make_train_step`.
+    - `init_from`: a checkpoint or a Hugging Face folder whose weights training starts from; null: drawn from `seed`.
+    - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
     - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
     - `sample_tokens`: length of the greedy sample at the end; 0 for none.
     """
@@ -29,6 +31,8 @@ class TrainConfig:
     z_loss: float = 0.0
     mtp_loss: float = 0.3
     router_bias_rate: float = 1e-3
+    init_from: str | None = None
+    freeze: tuple[str, ...] = ()
     validation_batches: int = 32
     sample_tokens: int = 160
 
@@ -41,9 +45,69 @@ class TrainConfig:
         if self.seed > UINT32_MAX:
             problem = f"must be at most {UINT32_MAX}: a key is made of the seed's lower 32 bits"
             raise ConfigError("train.seed", self.seed, problem)
+        for pattern in self.freeze:
+            if not isinstance(pattern, str) or not pattern:
+                raise ConfigError("train.freeze", pattern, "must be a list of patterns of parameters' paths")
         if self.batch_size % self.accumulate:
             problem = f"does not divide train.batch_size={self.batch_size}"
             raise ConfigError("train.accumulate", self.accumulate, problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """What `zoo-import` reads, a Hugging Face folder, and writes, a checkpoint."""
+
+    hf: str
+    out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What `zoo-export` reads, a checkpoint, and writes, a Hugging Face folder."""
+
+    checkpoint: str
+    out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What `zoo-eval` does.
+
+    - `checkpoint`: a checkpoint of this project or a Hugging Face folder.
+    - `split`: `all` of the text, or the part that `zoo-train` with the same `data` trains or validates on.
+    - `sequence_length`: tokens that are seen together; `batch_size`: sequences at a time.
+    - `batches`: at most so many; 0 for the whole text.
+    - `prompt`: text that the model goes on from, with `sample_tokens` tokens at `temperature` (0: the likeliest).
+    """
+
+    checkpoint: str
+    split: str = "all"
+    sequence_length: int = 512
+    batch_size: int = 4
+    batches: int = 0
+    dtype: str = "float32"
+    prompt: str | None = None
+    sample_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self):
+        require_choice("split", self.split, ("all", "train", "validation"))
+        require_choice("dtype", self.dtype, ("float32", "bfloat16"))
+        for name in ("sequence_length", "batch_size", "sample_tokens"):
+            if not 0 < getattr(self, name) <= INT32_MAX:
+                raise ConfigError(name, getattr(self, name), f"must be between 1 and {INT32_MAX}")
+        for name in ("batches", "temperature", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRunConfig:
+    """`json`: a file for the figures; `compile_cache`: folder of JAX's persistent compilation cache; null for none."""
+
+    json: str | None = None
+    compile_cache: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The run: placement table, steps with progress, validation, sample, picture."""
 
+import dataclasses
 import json
 import math
 import time
@@ -18,15 +19,19 @@ from recipes.data.batches import Batches, train_batches, validation_batches
 from recipes.data.bytes import decode
 from recipes.data.source import Corpus
 from recipes.display import progress
+from recipes.freeze import frozen
 from recipes.optim import make_optimizer
+from recipes.placement.masks import canonical_mask
 from recipes.placement.resolve import Table, place, resolve
-from recipes.sample import greedy
+from recipes.sample import generate
 from recipes.schema import Config
 from recipes.step.loss import Loss, next_token_loss
-from recipes.step.state import TrainState, cast, init_state
+from recipes.step.state import Mask, TrainState, cast, init_state
 from recipes.step.train import make_train_step
+from zoo.base import Decoder
 from zoo.checks import ConfigError
 from zoo.models import INIT_OPTIONS
+from zoo.source import Source, fill
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -35,12 +40,14 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     """Trains as the configuration says and returns the exit code.
 
     Writes `config.yaml`, `metrics.jsonl` and `loss.png` into `run.dir`. Raises ConfigError before anything is written
-    if the placement does not fit the model or the data is too short.
+    if the placement or the weights of `train.init_from` do not fit the model or the data is too short.
     """
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
-    table = _resolve(config)
+    source = _open_weights(config)
+    mask = frozen(config.train.freeze) if config.train.freeze else None
+    table = _resolve(config, mask)
     print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{table}\n")
     if config.explain:
         print(f"{table.explain()}\n")
@@ -51,13 +58,13 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         raise ConfigError("run.dir", folder, f"cannot be made: {error.strerror}") from error
     (folder / "config.yaml").write_text(resolved_config)
 
-    state = _init(config, table)
+    state = _init(config, table, source, mask)
     losses: list[float] = []
     validation: tuple[int, float] | None = None
     code = INTERRUPTED
     with (folder / "metrics.jsonl").open("w") as log:
         try:
-            state, failed = _steps(config, state, batches, log, losses)
+            state, failed = _steps(config, state, mask, batches, log, losses)
             if failed is None:
                 code = DONE
                 validation = _validate(config, state, held_out, log)
@@ -76,10 +83,42 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     return code
 
 
-def _resolve(config: Config) -> Table:
+def _open_weights(config: Config) -> Source | None:
+    """What the first weights are read from; None if they are drawn. Raises ConfigError if they fit another model."""
+    folder = config.train.init_from
+    if folder is None:
+        return None
+    from zoo.convert import open_weights
+
+    source = open_weights(folder)
+    if type(source.config) is not type(config.model):
+        problem = f"needs a {type(source.config).__name__}, model is a {type(config.model).__name__}"
+        raise ConfigError("train.init_from", folder, problem)
+    found, asked = _leaves(source.config), _leaves(config.model)
+    weights = found.keys() - {"init_std", "capacity_factor"}  # the others are of training
+    differing = [name for name in weights if found[name] != asked[name]]
+    if differing:
+        hint = "its own: " + " ".join(f"model.{name}={found[name]}" for name in sorted(differing))
+        raise ConfigError("train.init_from", folder, "holds a model of other sizes than model", hint=hint)
+    for notice in source.notices:
+        print(notice)
+    return source
+
+
+def _leaves(config: Any) -> dict[str, Any]:
+    """The fields of a configuration, nested ones as `rope.theta`."""
+    fields = dataclasses.asdict(config)
+    nested = {
+        f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
+    }
+    return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
+
+
+def _resolve(config: Config, mask: Mask | None) -> Table:
     shape = (config.train.batch_size // config.train.accumulate, config.train.sequence_length)
     model = cast(zoo.abstract(config.model), config.train.dtype)
-    return resolve(config.placement, model, (jax.ShapeDtypeStruct(shape, jnp.int32),))
+    apart = None if mask is None else mask(model)
+    return resolve(config.placement, model, (jax.ShapeDtypeStruct(shape, jnp.int32),), apart=apart)
 
 
 def _describe(corpus: Corpus) -> str:
@@ -92,24 +131,27 @@ def _describe(corpus: Corpus) -> str:
     )
 
 
-def _init(config: Config, table: Table) -> TrainState:
-    """The first state, drawn and placed in one program."""
+def _init(config: Config, table: Table, source: Source | None, mask: Mask | None) -> TrainState:
+    """The first state: read, or drawn and placed in one program."""
     optimizer = make_optimizer(config.optimizer, config.train.steps)
 
-    def init(key: jax.Array) -> TrainState:
-        placed = place(zoo.build(config.model, key=key), config.placement, table=table)
-        return init_state(placed, optimizer, config.train.dtype)
+    def init(model: Decoder) -> TrainState:
+        placed = place(model, config.placement, table=table)
+        return init_state(placed, optimizer, config.train.dtype, frozen=mask and canonical_mask(mask))
 
-    return jax.jit(init, compiler_options=INIT_OPTIONS)(jax.random.key(config.train.seed))
+    if source is not None:
+        return init(fill(source, jnp.float32))
+    draw = jax.jit(lambda key: init(zoo.build(config.model, key=key)), compiler_options=INIT_OPTIONS)
+    return draw(jax.random.key(config.train.seed))
 
 
 def _steps(
-    config: Config, state: TrainState, batches: Batches, log: TextIO, losses: list[float]
+    config: Config, state: TrainState, mask: Mask | None, batches: Batches, log: TextIO, losses: list[float]
 ) -> tuple[TrainState, str | None]:
     """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
     train = config.train
     batch = batches.batch(0, train.batch_size)
-    step = _compile_step(config, state, batch)
+    step = _compile_step(config, state, mask, batch)
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()
@@ -127,13 +169,14 @@ def _steps(
     return state, None
 
 
-def _compile_step(config: Config, state: TrainState, batch: dict[str, np.ndarray]) -> Callable:
+def _compile_step(config: Config, state: TrainState, mask: Mask | None, batch: dict[str, np.ndarray]) -> Callable:
     train = config.train
     step: Any = make_train_step(
         make_optimizer(config.optimizer, train.steps),
         partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss, mtp=train.mtp_loss),
         train.accumulate,
         router_bias_rate=train.router_bias_rate,
+        frozen=mask and canonical_mask(mask),
     )
     with _timed("compiled the step"):
         return step.lower(state, batch).compile()
@@ -163,7 +206,7 @@ def _show_sample(config: Config, state: TrainState, batches: Batches) -> None:
     if not length or config.data.source == "synthetic":
         return
     prompt = batches.sequence(0)[: max(1, min(64, window // 2))]
-    text = jax.jit(greedy, static_argnums=2)(state.params, prompt, min(length, max(1, window - len(prompt))))
+    text = jax.jit(generate, static_argnums=2)(state.params, prompt, min(length, max(1, window - len(prompt))))
     prompt, rest = np.split(np.asarray(text), [len(prompt)])
     print(f"sample, going on from the held-out text at |:\n{decode(prompt)}|{decode(rest)}\n")
 

@@ -1,24 +1,39 @@
-"""Greedy continuation of a text, for a look at what a model has learnt."""
+"""Continuation of a text, for a look at what a model has learnt."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PRNGKeyArray
 
 
-def greedy(model: Any, prompt: Int[Array, " prompt"], length: int) -> Int[Array, " total"]:
-    """The prompt followed by `length` tokens, each the likeliest after those before it.
+def generate(
+    model: Any,
+    prompt: Int[Array, " prompt"],
+    length: int,
+    *,
+    temperature: float = 0.0,
+    key: PRNGKeyArray | None = None,
+) -> Int[Array, " total"]:
+    r"""The prompt followed by `length` tokens, each drawn from $\mathrm{softmax}(\mathrm{logits} / T)$.
 
-    Recomputes the whole text for every token: for a few lines, not for serving.
+    At temperature 0 each is the likeliest after those before it, and no key is needed. Recomputes the whole text for
+    every token: for a few lines, not for serving. Raises ValueError for a negative temperature, or a positive one
+    without a key.
     """
+    if temperature < 0 or (temperature > 0 and key is None):
+        raise ValueError(f"Expected {temperature=} to be 0, or above it and a key")
     start = prompt.shape[0]
     tokens = jnp.zeros((1, start + length), jnp.int32).at[0, :start].set(prompt)
 
     def extend(place: Array, tokens: Int[Array, "1 total"]) -> Int[Array, "1 total"]:
         hidden = model.forward(tokens).hidden
         last = jax.lax.dynamic_index_in_dim(hidden, place - 1, axis=1, keepdims=False)
-        best = jnp.argmax(last @ model.unembedding, axis=-1).astype(jnp.int32)
-        return jax.lax.dynamic_update_index_in_dim(tokens, best, place, axis=1)
+        logits = (last @ model.unembedding).astype(jnp.float32)
+        if temperature > 0 and key is not None:
+            chosen = jax.random.categorical(jax.random.fold_in(key, place), logits / temperature)
+        else:
+            chosen = jnp.argmax(logits, axis=-1)
+        return jax.lax.dynamic_update_index_in_dim(tokens, chosen.astype(jnp.int32), place, axis=1)
 
     return jax.lax.fori_loop(start, start + length, extend, tokens)[0]

@@ -3,12 +3,12 @@
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from recipes.config import RunConfig, TrainConfig
+from recipes.config import EvalConfig, EvalRunConfig, ExportConfig, ImportConfig, RunConfig, TrainConfig
 from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
@@ -44,15 +44,16 @@ def register() -> None:
         store.store(group="schema", name=name, node=_schema(kind))
     store.store(group="schema", name="placement", node=_placement_schema())
     root: dict[str, Any] = dict.fromkeys(("model", "placement", "optimizer", "data"), MISSING)
+    for name, kind in {"import": ImportConfig, "export": ExportConfig}.items():
+        store.store(name=f"{name}_schema", node=_schema(kind))
+    evaluation = {**OmegaConf.to_container(_schema(EvalConfig)), "data": MISSING, "run": _schema(EvalRunConfig)}  # type: ignore[dict-item]
+    store.store(name="eval_schema", node=evaluation)
     store.store(name="schema", node={**root, "train": _schema(TrainConfig), "run": _schema(RunConfig)})
 
 
 def read(tree: DictConfig) -> Config:
     """The configuration as frozen dataclasses. Raises ConfigError where a value cannot be."""
-    missing = sorted(OmegaConf.missing_keys(tree))
-    if missing:
-        raise ConfigError(missing[0], "???", "has no value; give it on the command line or in a file")
-    fields: dict[str, Any] = OmegaConf.to_container(tree, resolve=True)  # type: ignore[assignment]
+    fields = _fields(tree)
     for section, given in fields.items():
         if section not in SECTIONS:
             key, value = _first_leaf(section, given)
@@ -76,6 +77,29 @@ def read(tree: DictConfig) -> Config:
         train=from_fields(TrainConfig, fields["train"], "train"),
         run=from_fields(RunConfig, fields["run"], "run"),
     )
+
+
+def read_command(tree: DictConfig, kind: type) -> Any:
+    """The configuration of a command that has no groups. Raises ConfigError where a value cannot be."""
+    return from_fields(kind, _fields(tree), "")
+
+
+def read_eval(tree: DictConfig) -> tuple[EvalConfig, DataConfig, EvalRunConfig]:
+    """The configuration of `zoo-eval`. Raises ConfigError where a value cannot be."""
+    fields = _fields(tree)
+    data, run = fields.pop("data"), fields.pop("run")
+    return (
+        from_fields(EvalConfig, fields, ""),
+        from_fields(DataConfig, data, "data"),
+        from_fields(EvalRunConfig, run, "run"),
+    )
+
+
+def _fields(tree: DictConfig) -> dict[str, Any]:
+    missing = sorted(OmegaConf.missing_keys(tree))
+    if missing:
+        raise ConfigError(missing[0], "???", "has no value; give it on the command line or in a file")
+    return OmegaConf.to_container(tree, resolve=True)  # type: ignore[return-value]
 
 
 def _first_leaf(key: str, value: Any) -> tuple[str, Any]:
@@ -119,7 +143,7 @@ def _twin(kind: type) -> type:
     fields = []
     for item in dataclasses.fields(kind):
         nested: Any = _twin(item.type) if dataclasses.is_dataclass(item.type) else item.type  # type: ignore[arg-type]
-        nested = Any if nested is bool else nested
+        nested = Any if nested is bool or get_origin(nested) is tuple else nested
         default: Any = MISSING if item.default is dataclasses.MISSING else item.default
         if item.default_factory is not dataclasses.MISSING:
             values = dataclasses.asdict(item.default_factory())  # type: ignore[call-overload]

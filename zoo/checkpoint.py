@@ -4,6 +4,7 @@ One array a leaf and layer, whatever the segments, placement or mesh of the run 
 """
 
 import dataclasses
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from zoo.checks import ConfigError, from_fields
+from zoo.models import abstract
+from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig
 from zoo.source import Layout, Source
 from zoo.tensors import Spec
@@ -55,8 +58,6 @@ class CheckpointSource:
 
 def write(folder: Path, source: Source) -> None:
     """Writes the weights leaf by leaf; at no time are more than a leaf, or small ones of `BATCH_BYTES`, in memory."""
-    import shutil
-
     import orbax.checkpoint.experimental.v1 as ocp
     import yaml
 
@@ -122,9 +123,6 @@ def _specs(weights: Path) -> Iterator[tuple[str, Spec]]:
 
 
 def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> None:
-    from zoo.models import abstract
-    from zoo.source import flat
-
     wanted = {path: tuple(leaf.shape) for path, leaf in flat(abstract(config)).items()}
     for path in wanted.keys() | specs.keys():
         if path not in specs:

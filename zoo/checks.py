@@ -75,7 +75,7 @@ def from_fields(kind: type, fields: Mapping[str, Any], prefix: str) -> Any:
     allowed: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
     values = {}
     for name, value in fields.items():
-        key = f"{prefix}.{name}"
+        key = f"{prefix}.{name}" if prefix else name
         if name not in allowed:
             raise ConfigError(key, value, f"{kind.__name__} has no such field", allowed=allowed, name=name)
         values[name] = _fit(key, value, allowed[name])
@@ -94,6 +94,8 @@ def _fit(key: str, value: Any, wanted: Any) -> Any:
         raise ConfigError(key, value, "must fit into 64 bits")
     if type(value) is int and float in kinds:
         return float(value)
+    if kinds[0] is tuple and isinstance(value, list):
+        return tuple(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(key, value, "must be a finite number")
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

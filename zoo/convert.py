@@ -1,5 +1,6 @@
 """Models out of folders and into them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ def load(folder: str | Path, dtype: Any = None) -> Decoder:
 
 def save(model: PyTree, folder: str | Path) -> None:
     """Writes a canonical model as a checkpoint. Raises ConfigError if that exists or the model is of no family."""
-    source = ModelSource(model)
-    with new_folder(Path(folder)) as partial:
-        checkpoint.write(partial, source)
+    convert(ModelSource(model), checkpoint.write, folder)
 
 
 def export(model: PyTree, folder: str | Path) -> None:
@@ -46,22 +45,10 @@ def export(model: PyTree, folder: str | Path) -> None:
 
     What has no gradient is left out. Raises ConfigError as `save` does.
     """
-    source = ModelSource(model)
-    with new_folder(Path(folder)) as partial:
-        huggingface.write(partial, source)
+    convert(ModelSource(model), huggingface.write, folder)
 
 
-def import_folder(folder: str | Path, out: str | Path) -> Source:
-    """A Hugging Face folder as a checkpoint, tensor by tensor; returns what was read."""
-    source = HuggingFaceSource(Path(folder))
+def convert(source: Source, write: Callable[[Path, Source], None], out: str | Path) -> None:
+    """Writes the weights with `checkpoint.write` or `huggingface.write`, tensor by tensor: all of them or nothing."""
     with new_folder(Path(out)) as partial:
-        checkpoint.write(partial, source)
-    return source
-
-
-def export_folder(folder: str | Path, out: str | Path) -> Source:
-    """A checkpoint as a Hugging Face folder, leaf by leaf; returns what was read."""
-    source = CheckpointSource(Path(folder))
-    with new_folder(Path(out)) as partial:
-        huggingface.write(partial, source)
-    return source
+        write(partial, source)

@@ -15,8 +15,9 @@ from layers.rope import Rope
 from zoo.checks import ConfigError
 from zoo.hf import Fields
 from zoo.models import abstract
+from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig
-from zoo.source import Layout, Source, flat
+from zoo.source import Layout, Source
 from zoo.tensors import Quantization, Spec, TensorFolder, read_json, write_tensors
 from zoo.weights import check_copies, leaf_specs, read_leaf, tensor_specs, to_tensors
 

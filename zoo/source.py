@@ -1,6 +1,8 @@
 """Weights, wherever they are: a model in memory, this project's checkpoint, a Hugging Face folder."""
 
 import importlib
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from layers.buffer import split_buffers
 from zoo.base import Decoder
 from zoo.checks import ConfigError
 from zoo.models import abstract
+from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig
 from zoo.tensors import Spec
 
@@ -80,16 +84,8 @@ def config_of(model: PyTree) -> ModelConfig:
     raise ConfigError("model", "a decoder", "is of no family that has a file format", allowed=FAMILIES)
 
 
-def flat(tree: PyTree) -> dict[str, Any]:
-    """The leaves by canonical path."""
-    name = jax.tree_util.keystr
-    return {name(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
 def fill(source: Source, dtype: Any = None) -> Decoder:
     """The model with the source's weights, in `dtype` or as they are stored; buffers are float32 always."""
-    from layers.buffer import split_buffers
-
     model = abstract(source.config)
     _, buffers = split_buffers(model)
     kept = set(flat(buffers))
@@ -109,9 +105,6 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("out", out, "exists already; nothing is overwritten")
-    import shutil
-    import tempfile
-
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

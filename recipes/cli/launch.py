@@ -18,8 +18,8 @@ from zoo.checks import ConfigError
 BAD_CONFIGURATION = 2
 
 
-def launch(command: str, job: Callable[[DictConfig], int]) -> None:
-    """Runs `job` on the composed configuration and exits with its code; 2 for a configuration that cannot be."""
+def launch(command: str, job: Callable[[DictConfig], int], config: str = "config") -> None:
+    """Runs `job` on what `conf/<config>.yaml` composes and exits with its code; 2 for what cannot be."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us; Hydra's own report hides their cause
     schema.register()
     code, running = 0, False
@@ -34,7 +34,7 @@ def launch(command: str, job: Callable[[DictConfig], int]) -> None:
         code, running = max(code, result), False  # of several jobs (--multirun) the worst counts
 
     try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=config)(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if running:  # not about the configuration
             raise

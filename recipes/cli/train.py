@@ -1,12 +1,12 @@
 """`zoo-train`: trains a model under a placement."""
 
-import importlib.util
 import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.cli.launch import launch
+from recipes.cli.runtime import prepare_jax, require_extra
 from recipes.schema import read
 from zoo.checks import ConfigError
 
@@ -21,14 +21,15 @@ def train(tree: DictConfig) -> int:
     from recipes.data.source import load
 
     config = read(tree)
-    _require_extra()
+    require_extra("zoo-train", "train", "rich", "matplotlib")
+    if config.train.init_from is not None:
+        require_extra("train.init_from", "hf", "orbax", "safetensors")
     _require_folder(config.run.dir)
     corpus = load(config.data, config.model.vocab_size)
 
-    from recipes.cli.runtime import prepare_jax
     from recipes.loop import run
 
-    prepare_jax(config.run)
+    prepare_jax(config.run.compile_cache)
     return run(config, corpus, OmegaConf.to_yaml(tree, resolve=True))
 
 
@@ -38,14 +39,6 @@ def _require_folder(folder: str) -> None:
     nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
         raise ConfigError("run.dir", folder, f"cannot be made: {nearest} is not a folder that can be written")
-
-
-def _require_extra() -> None:
-    for package in ("rich", "matplotlib"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                package, "missing", "zoo-train needs the extra [train]", hint="pip install 'offload-zoo[train]'"
-            )
 
 
 if __name__ == "__main__":

@@ -49,6 +49,12 @@ def load(config: DataConfig, vocab_size: int) -> Corpus:
     return _corpus(train, validation, found.num_skipped)
 
 
+def documents(config: DataConfig) -> list[bytes]:
+    """All documents in the order of their paths. Raises ConfigError as `load` does; `synthetic` data has none."""
+    found = files.stdlib() if config.source == "stdlib" else files.text(config.path or "")
+    return list(found.contents.values())
+
+
 def _corpus(train: list[bytes], validation: list[bytes], num_skipped_files: int) -> Corpus:
     return Corpus(
         train=_pack(train),

@@ -1,5 +1,6 @@
 """What training carries from step to step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +10,8 @@ import optax
 from jaxtyping import Array, Int32, PyTree
 
 from layers.buffer import split_buffers
+
+Mask = Callable[[PyTree], PyTree]  # of parameters, as `recipes.canonical_mask` makes it
 
 
 class TrainState(eqx.Module):
@@ -26,9 +29,14 @@ class TrainState(eqx.Module):
     opt_state: PyTree
 
 
-def init_state(placed: PyTree, optimizer: optax.GradientTransformation, dtype: Any = jnp.float32) -> TrainState:
-    """The state before the first step, from a float32 model, placed or canonical; `dtype` is that of computation."""
-    trainable, _ = split_buffers(placed)
+def init_state(
+    placed: PyTree, optimizer: optax.GradientTransformation, dtype: Any = jnp.float32, *, frozen: Mask | None = None
+) -> TrainState:
+    """The state before the first step, from a float32 model, placed or canonical; `dtype` is that of computation.
+
+    Parameters for which the mask `frozen` is true have neither masters nor moments.
+    """
+    trainable, _ = split_trainable(placed, frozen)
     narrow = jnp.dtype(dtype) != jnp.float32
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
         opt_state = optimizer.init(trainable)
@@ -36,9 +44,18 @@ def init_state(placed: PyTree, optimizer: optax.GradientTransformation, dtype: A
         step=jnp.zeros((), jnp.int32),
         cursor=jnp.zeros((), jnp.int32),
         params=cast(placed, dtype) if narrow else placed,
-        master=trainable if narrow else None,
+        master=cast(trainable, jnp.float32) if narrow else None,
         opt_state=opt_state,
     )
+
+
+def split_trainable(params: PyTree, frozen: Mask | None = None) -> tuple[PyTree, PyTree]:
+    """`(what is trained, the rest)`: buffers are never trained, nor is what the mask is true for (`eqx.combine`)."""
+    if frozen is None:
+        return split_buffers(params)
+    fixed, free = eqx.partition(params, frozen(params))
+    trainable, buffers = split_buffers(free)
+    return trainable, eqx.combine(fixed, buffers)
 
 
 def cast(model: PyTree, dtype: Any) -> PyTree:

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32, Int32, PyTree
 
-from layers.buffer import split_buffers
 from layers.router import Router
 from recipes.flags import compiler_options
 from recipes.placement.segments import Run
 from recipes.step.loss import Batch, Loss, next_token_loss
-from recipes.step.state import TrainState, cast
+from recipes.step.state import Mask, TrainState, cast, split_trainable
 
 LossFunction = Callable[[Any, Batch], Loss]
 Metrics = dict[str, Array]
@@ -26,6 +25,7 @@ def make_train_step(
     accumulate: int = 1,
     *,
     router_bias_rate: float = 0.0,
+    frozen: Mask | None = None,
     platform: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     r"""A jitted step `(state, batch) -> (state, metrics)` that donates the state and closes over no arrays.
@@ -34,6 +34,8 @@ def make_train_step(
     - `accumulate`: micro-batches, computed one after another; sequence `i` belongs to micro-batch `i % accumulate`.
     - `router_bias_rate`: $\gamma$ of $b_e \leftarrow b_e + \gamma\, \mathrm{sign}(\bar c - c_e)$ with $c$ the load of
       each expert in the batch (DeepSeek-V3, section 2.1.2): outside the gradient, without decay or moments.
+    - `frozen`: a mask of the parameters (`recipes.canonical_mask`) that gives true for those, router biases among
+      them, that no step changes. They have no gradients; `init_state` takes the same mask.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
     Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
@@ -42,18 +44,19 @@ def make_train_step(
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        result, gradients = _gradients(loss, state.params, batch, accumulate)
+        trainable, rest = split_trainable(state.params, frozen)
+        result, gradients = _gradients(loss, trainable, rest, batch, accumulate)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
-        trainable, buffers = split_buffers(state.params)
         master = trainable if state.master is None else state.master
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
             updates, opt_state = optimizer.update(gradients, state.opt_state, master)
         master = optax.apply_updates(master, updates)
-        params = eqx.combine(master, buffers)
+        params = eqx.combine(master, rest)
         if state.master is not None:
             params = cast(params, jax.tree.leaves(trainable)[0].dtype)
         if result.stats is not None and router_bias_rate:
-            params = _move_router_biases(params, result.stats.counts, router_bias_rate)
+            moved = _move_router_biases(params, result.stats.counts, router_bias_rate)
+            params = moved if frozen is None else jax.tree.map(_pick, frozen(params), params, moved)
         new = TrainState(
             step=state.step + 1,
             cursor=state.cursor + jax.tree.leaves(batch)[0].shape[0],
@@ -66,12 +69,17 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
 
 
-def _gradients(loss: LossFunction, params: PyTree, batch: Batch, accumulate: int) -> tuple[Loss, PyTree]:
-    """Loss and gradients summed over the micro-batches."""
-    trainable, buffers = split_buffers(params)
+def _pick(fixed: bool, old: Array, new: Array) -> Array:
+    return old if fixed else new
+
+
+def _gradients(
+    loss: LossFunction, trainable: PyTree, rest: PyTree, batch: Batch, accumulate: int
+) -> tuple[Loss, PyTree]:
+    """Loss and gradients of what is trained, summed over the micro-batches."""
 
     def summed(trainable: PyTree, batch: Batch) -> tuple[Array, Loss]:
-        result = loss(eqx.combine(trainable, buffers), batch)
+        result = loss(eqx.combine(trainable, rest), batch)
         return result.total, result
 
     def gradient(batch: Batch) -> tuple[Loss, PyTree]:

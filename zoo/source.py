@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     copies: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Source(Protocol):
     """Weights by canonical path (`layers.blocks.3.mlp.up_proj.weight`), read one leaf at a time.
 

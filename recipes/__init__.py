@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from zoo.lazy import attributes
 
 if TYPE_CHECKING:
-    from recipes.evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from recipes.evaluation import Evaluation as Evaluation, evaluate as evaluate
     from recipes.freeze import frozen as frozen
     from recipes.optim import OptimizerConfig as OptimizerConfig, make_optimizer as make_optimizer
     from recipes.placement.masks import canonical_mask as canonical_mask
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "recipes.evaluate": ("Evaluation", "evaluate"),
+        "recipes.evaluation": ("Evaluation", "evaluate"),
         "recipes.freeze": ("frozen",),
         "recipes.optim": ("OptimizerConfig", "make_optimizer"),
         "recipes.placement.masks": ("canonical_mask",),

@@ -24,7 +24,7 @@ def generate(
     if temperature < 0 or (temperature > 0 and key is None):
         raise ValueError(f"Expected {temperature=} to be 0, or above it and a key")
     start = prompt.shape[0]
-    tokens = jnp.zeros((1, start + length), jnp.int32).at[0, :start].set(prompt)
+    tokens = jnp.zeros((1, start + length), jnp.int32).at[0, :start].set(prompt.astype(jnp.int32))
 
     def extend(place: Array, tokens: Int[Array, "1 total"]) -> Int[Array, "1 total"]:
         hidden = model.forward(tokens).hidden

@@ -1,11 +1,13 @@
 """This project's checkpoint: a folder with `config.yaml` and an orbax checkpoint of the canonical tree.
 
-One array a leaf and layer, whatever the segments, placement or mesh of the run that reads or writes it.
+One array a leaf and layer, whatever the segments, placement or mesh of the run that reads or writes it. Orbax makes the
+tree and reads it like any other; its arrays are those of tensorstore (zarr3 in OCDBT), which are written and read here
+piece by piece, so that no leaf has to fit into memory twice, each with a checksum.
 """
 
 import dataclasses
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +22,48 @@ from zoo.tensors import Spec
 
 CONFIG, WEIGHTS, BESIDE = "config.yaml", "weights", "huggingface"
 FORMAT = 1
-BATCH_BYTES = 256 * 2**20  # leaves are handed to orbax in batches of about that size
+CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
+ARRAY = "/zarr.json"
 
 
 class CheckpointSource:
     """The weights of a checkpoint. Raises ConfigError where files are missing, unreadable or of another format."""
 
     def __init__(self, folder: Path):
-        self._weights = (folder / WEIGHTS).absolute()
+        self._folder = folder
         self.config, self.layout = _read_config(folder / CONFIG)
-        self.specs: Mapping[str, Spec] = dict(_specs(self._weights))
+        self._arrays = _open_arrays(folder / WEIGHTS)
+        specs = ((path, Spec(tuple(array.shape), array.dtype.numpy_dtype)) for path, array in self._arrays.items())
+        self.specs: Mapping[str, Spec] = dict(specs)
         _compare(self.config, self.specs, folder)
-        beside = folder / BESIDE
-        self.files: Mapping[str, Path] = (
-            {file.name: file for file in sorted(beside.iterdir())} if beside.is_dir() else {}
-        )
+        self.files: Mapping[str, Path] = {file.name: file for file in sorted((folder / BESIDE).glob("*"))}
         self.notices: tuple[str, ...] = ()
 
-    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
-        for batch in _batches((path, self.specs[path]) for path in paths):
-            found = self._load(dict(batch))
-            yield from (found[path] for path, _ in batch)
+    def read(self, path: str) -> np.ndarray:
+        return self._read(path, slice(None))
 
-    def _load(self, specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
-        import orbax.checkpoint.experimental.v1 as ocp
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        step = self._arrays[path].chunk_layout.read_chunk.shape[0]
+        for first in range(0, self.specs[path].shape[0], step):
+            yield from self._read(path, slice(first, min(first + step, self.specs[path].shape[0])))
 
-        context = ocp.Context()
-        context.pytree.loading.partial_load = True
-        wanted = {path: np.empty(spec.shape, spec.dtype) for path, spec in specs.items()}
+    def _read(self, path: str, part: slice) -> np.ndarray:
         try:
-            with context:
-                return _flat(ocp.load(str(self._weights), _nested(wanted)))
-        except Exception as error:  # orbax and tensorstore raise many kinds
-            problem = f"{next(iter(specs))} or a leaf after it cannot be read: {_first_line(error)}"
-            raise ConfigError("checkpoint", self._weights, problem) from error
+            return self._arrays[path][part].read().result()
+        except ValueError as error:  # tensorstore's checks of integrity
+            raise ConfigError(
+                "checkpoint", self._folder / WEIGHTS, f"{path} cannot be read: {_short(error)}"
+            ) from error
 
 
 def write(folder: Path, source: Source) -> None:
-    """Writes the weights leaf by leaf; at no time are more than a leaf, or small ones of `BATCH_BYTES`, in memory."""
+    """Writes the weights piece by piece; an array with a dim of experts is never in memory as a whole."""
     import orbax.checkpoint.experimental.v1 as ocp
     import yaml
 
-    context, weights = ocp.Context(), str((folder / WEIGHTS).absolute())
-    # Weights hardly shrink, and compressing takes a third copy of a leaf.
-    context.array.saving.use_compression = False
-    with context:
-        leaves = source.leaves(source.specs)
-        for batch in _batches(source.specs.items()):
-            ocp.partial.save(weights, _nested({path: next(leaves) for path, _ in batch}))
-        ocp.partial.finalize(weights)
+    weights = folder.absolute() / WEIGHTS
+    ocp.save(str(weights), _nested({path: np.zeros(1, spec.dtype) for path, spec in source.specs.items()}))
+    _Writer(weights).write(source)
     if source.files:
         (folder / BESIDE).mkdir()
     for name, file in source.files.items():
@@ -80,18 +75,78 @@ def write(folder: Path, source: Source) -> None:
     (folder / CONFIG).write_text(yaml.safe_dump(fields, sort_keys=False))
 
 
-def _batches(specs: Iterable[tuple[str, Spec]]) -> Iterator[list[tuple[str, Spec]]]:
-    """Leaves in turn, as many as have `BATCH_BYTES` together, or one that has more."""
-    batch: list[tuple[str, Spec]] = []
-    size = 0
-    for path, spec in specs:
-        if batch and size + spec.num_bytes > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append((path, spec))
-        size += spec.num_bytes
-    if batch:
-        yield batch
+class _Writer:
+    """Puts arrays in the place of those that orbax made, in transactions of about `CHUNK_BYTES`."""
+
+    def __init__(self, weights: Path):
+        import tensorstore
+
+        self._tensorstore: Any = tensorstore
+        self._base, self._context = _base(weights), tensorstore.Context()
+        self._transaction = tensorstore.Transaction()
+        self._pending_bytes = 0
+
+    def write(self, source: Source) -> None:
+        for path, spec in source.specs.items():
+            step = max(1, CHUNK_BYTES * spec.shape[0] // max(1, spec.num_bytes))
+            array = self._create(path, spec, min(step, spec.shape[0]))
+            for first, piece in _pieces(source, path, spec, step):
+                array[first : first + len(piece)].write(piece).result()
+                self._pending_bytes += piece.nbytes
+                if self._pending_bytes >= CHUNK_BYTES:
+                    array = self._commit(path)
+        self._transaction.commit_sync()
+
+    def _commit(self, path: str) -> Any:
+        self._transaction.commit_sync()
+        self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
+        return self._tensorstore.open(
+            _spec(self._base, path), transaction=self._transaction, context=self._context
+        ).result()
+
+    def _create(self, path: str, spec: Spec, step: int) -> Any:
+        metadata = {
+            "shape": list(spec.shape),
+            "data_type": str(spec.dtype),
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [step, *spec.shape[1:]]}},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        }
+        how = {"create": True, "delete_existing": True, "store_data_equal_to_fill_value": True}
+        made = {**_spec(self._base, path), "metadata": metadata, **how}
+        return self._tensorstore.open(made, transaction=self._transaction, context=self._context).result()
+
+
+def _pieces(source: Source, path: str, spec: Spec, step: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Where a piece of a leaf begins, and the piece: at most `step` rows."""
+    if len(spec.shape) < 3:
+        leaf = source.read(path)
+        yield from ((first, leaf[first : first + step]) for first in range(0, len(leaf), step))
+        return
+    rows = source.rows(path)
+    for first in range(0, spec.shape[0], step):
+        yield first, np.stack([next(rows) for _ in range(min(step, spec.shape[0] - first))])
+
+
+def _base(weights: Path) -> dict[str, Any]:
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{weights.absolute()}/state/"}}
+
+
+def _spec(base: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {**base, "path": f"{path}/"}}
+
+
+def _open_arrays(weights: Path) -> dict[str, Any]:
+    """The arrays by path, not read yet."""
+    import tensorstore
+
+    base, context = _base(weights), tensorstore.Context()
+    try:
+        keys = [key.decode() for key in tensorstore.KvStore.open(base, context=context).result().list().result()]
+        paths = [key.removesuffix(ARRAY) for key in keys if key.endswith(ARRAY)]
+        opened = [tensorstore.open(_spec(base, path), read=True, context=context) for path in paths]
+        return {path: array.result() for path, array in zip(paths, opened, strict=True)}
+    except ValueError as error:
+        raise ConfigError("checkpoint", weights, f"cannot be read: {_short(error)}") from error
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
@@ -99,8 +154,10 @@ def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
 
     try:
         fields = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError("checkpoint", path, f"cannot be read: {_first_line(error)}") from error
+    except OSError as error:
+        raise ConfigError("checkpoint", path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError("checkpoint", path, f"cannot be read: {_short(error)}") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         found = fields.get("format") if isinstance(fields, dict) else None
         raise ConfigError("checkpoint", path, f"has format {found}, this version reads format {FORMAT}")
@@ -109,17 +166,6 @@ def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
     config = from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
     given = fields.get("huggingface")
     return config, Layout(given["fused_experts"], tuple(given["copies"])) if given else None
-
-
-def _specs(weights: Path) -> Iterator[tuple[str, Spec]]:
-    import orbax.checkpoint.experimental.v1 as ocp
-
-    try:
-        metadata: Any = ocp.metadata(str(weights)).metadata
-    except Exception as error:  # orbax and tensorstore raise many kinds
-        raise ConfigError("checkpoint", weights, f"cannot be read: {_first_line(error)}") from error
-    for path, leaf in _flat(metadata).items():
-        yield path, Spec(tuple(leaf.shape), np.dtype(leaf.dtype))
 
 
 def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> None:
@@ -145,11 +191,6 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {prefix.removesuffix("."): tree}
-    return {path: leaf for name, node in tree.items() for path, leaf in _flat(node, f"{prefix}{name}.").items()}
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _short(error: BaseException) -> str:
+    """The first line, without tensorstore's list of settings."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" [")[0]

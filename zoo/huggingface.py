@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig
 from zoo.source import Layout, Source
 from zoo.tensors import Quantization, Spec, TensorFolder, read_json, write_tensors
-from zoo.weights import check_copies, leaf_specs, read_leaf, tensor_specs, to_tensors
+from zoo.weights import check_copies, leaf_specs, read_leaf, read_rows, tensor_specs, to_tensors
 
 CONFIG, TIED = "config.json", "lm_head.weight"
 BESIDE = (
@@ -58,11 +58,14 @@ class HuggingFaceSource:
             name: folder / name for name in (CONFIG, *BESIDE) if (folder / name).is_file()
         }
 
-    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
-        for path in paths:
-            rule = self._rules[path]
-            check_copies(rule, self._tensors.specs, self._tensors.__getitem__)
-            yield read_leaf(rule, self.specs[path], self._tensors.__getitem__)
+    def read(self, path: str) -> np.ndarray:
+        rule, tensors = self._rules[path], self._tensors
+        check_copies(rule, tensors.specs, tensors.__getitem__)
+        return read_leaf(rule, self.specs[path], tensors.__getitem__)
+
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        rule, tensors = self._rules[path], self._tensors
+        return read_rows(rule, tensors.__getitem__) if rule.stacked else iter(self.read(path))
 
     def _with_mtp(self, config: ModelConfig, names: Mapping[str, Spec]) -> ModelConfig:
         """Depths of multi-token prediction are often announced and left out."""
@@ -106,9 +109,8 @@ def write(folder: Path, source: Source) -> None:
         if name != CONFIG:
             shutil.copyfile(file, folder / name)
     rules = [rule for rule in rules if rule.path in source.specs]  # not every leaf has a gradient
-    leaves = source.leaves(rule.path for rule in rules)
     specs = tensor_specs(rules, source.specs, layout.copies)
-    write_tensors(folder, specs, to_tensors(rules, leaves, layout.copies))
+    write_tensors(folder, specs, to_tensors(rules, source.read, source.rows, layout.copies))
 
 
 def _architecture(fields: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import importlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -46,8 +46,9 @@ class Source(Protocol):
     files: Mapping[str, Path]
     notices: tuple[str, ...]
 
-    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
-        """The leaves of these paths, in their order, each read when it is asked for."""
+    def read(self, path: str) -> np.ndarray: ...
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        """The leaf's parts along its first dim, one after another."""
         ...
 
 
@@ -68,8 +69,31 @@ class ModelSource:
         self.files: Mapping[str, Path] = {}
         self.notices: tuple[str, ...] = ()
 
-    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
-        return (np.asarray(self._leaves[path]) for path in paths)
+    def read(self, path: str) -> np.ndarray:
+        return np.asarray(self._leaves[path])
+
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        return iter(self.read(path))
+
+
+class Watched:
+    """The weights of a source; `report` is told the bytes read so far."""
+
+    def __init__(self, source: Source, report: Callable[[int], None]):
+        self._source, self._report, self._done = source, report, 0
+        self.config, self.specs, self.layout = source.config, source.specs, source.layout
+        self.files, self.notices = source.files, source.notices
+
+    def read(self, path: str) -> np.ndarray:
+        return self._counted(self._source.read(path))
+
+    def rows(self, path: str) -> Iterator[np.ndarray]:
+        return map(self._counted, self._source.rows(path))
+
+    def _counted(self, array: np.ndarray) -> np.ndarray:
+        self._done += array.nbytes
+        self._report(self._done)
+        return array
 
 
 def config_of(model: PyTree) -> ModelConfig:
@@ -93,7 +117,7 @@ def fill(source: Source, dtype: Any = None) -> Decoder:
     paths = list(flat(model))
     leaves = [
         jnp.asarray(leaf, jnp.float32 if path in kept else dtype or leaf.dtype)
-        for path, leaf in zip(paths, source.leaves(paths), strict=True)
+        for path, leaf in zip(paths, map(source.read, paths), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(model), leaves)
 

@@ -151,7 +151,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ConfigError if the file holds none."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError("file", path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ConfigError("file", path, f"cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("file", path, "holds no JSON object")

@@ -74,10 +74,15 @@ def read_leaf(rule: Rule, spec: Spec, tensors: Callable[[str], np.ndarray]) -> n
     """The leaf, read tensor by tensor."""
     if rule.stacked:
         leaf = np.empty(spec.shape, spec.dtype)
-        for i, name in enumerate(rule.names):
-            leaf[i] = _to_leaf(rule, tensors(name))
+        for i, row in enumerate(read_rows(rule, tensors)):
+            leaf[i] = row
         return leaf
     return np.ascontiguousarray(_to_leaf(rule, tensors(rule.names[0])))
+
+
+def read_rows(rule: Rule, tensors: Callable[[str], np.ndarray]) -> Iterator[np.ndarray]:
+    """The parts of a stacked leaf, each read when it is asked for."""
+    return (_to_leaf(rule, tensors(name)) for name in rule.names)
 
 
 def check_copies(rule: Rule, present: Iterable[str], tensors: Callable[[str], np.ndarray]) -> None:
@@ -100,17 +105,18 @@ def tensor_specs(rules: Sequence[Rule], leaves: Mapping[str, Spec], copies: Iter
 
 
 def to_tensors(
-    rules: Sequence[Rule], leaves: Iterator[np.ndarray], copies: Iterable[str]
+    rules: Sequence[Rule],
+    read: Callable[[str], np.ndarray],
+    rows: Callable[[str], Iterator[np.ndarray]],
+    copies: Iterable[str],
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors, one after another, of `leaves` in the order of the rules."""
+    """The tensors, one after another; `read` gives a leaf, `rows` its parts along the first dim."""
     kept = set(copies)
     for names, group in _sharing(rules):
-        arrays = [next(leaves) for _ in group]
-        for i, name in enumerate(names):
-            parts = [
-                _to_tensor(rule, array[i] if rule.stacked else array) for rule, array in zip(group, arrays, strict=True)
-            ]
-            tensor = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+        parts = (rows(rule.path) if rule.stacked else iter([read(rule.path)]) for rule in group)
+        for name, arrays in zip(names, zip(*parts, strict=True), strict=True):
+            tensors = [_to_tensor(rule, array) for rule, array in zip(group, arrays, strict=True)]
+            tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors, axis=-2)
             yield name, tensor
             yield from ((copy, tensor) for rule in group for copy in rule.copies if copy in kept)
 

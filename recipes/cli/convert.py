@@ -3,11 +3,9 @@
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 
 from recipes import schema
@@ -49,45 +47,31 @@ def export_folder(tree: DictConfig) -> int:
 
 
 def _prepare(command: str) -> None:
-    require_extra(command, "hf", "orbax", "safetensors")
+    require_extra(command, "hf", "orbax", "tensorstore", "safetensors")
     prepare_jax(None)
 
 
 def _convert(source: Any, write: Any, out: str) -> int:
     from zoo.convert import convert
+    from zoo.source import Watched
 
-    start = time.perf_counter()
-    watched: Any = Watched(source)
+    start = said = time.monotonic()
+    size = sum(spec.num_bytes for spec in source.specs.values())
+
+    def report(done: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > INTERVAL_S:
+            said = time.monotonic()
+            print(f"{done / 1e9:.1f} of {size / 1e9:.1f} GB", flush=True)
+
     for notice in source.notices:
         print(notice)
-    convert(watched, write, out)
-    size = sum(spec.num_bytes for spec in source.specs.values())
+    convert(Watched(source, report), write, out)
     parameters = sum(math.prod(spec.shape) for spec in source.specs.values())
     dtypes = ", ".join(sorted({str(spec.dtype) for spec in source.specs.values()}))
-    seconds = time.perf_counter() - start
+    seconds = time.monotonic() - start
     print(f"{parameters:,} parameters, {size / 1e9:.2f} GB of {dtypes}, in {seconds:.1f} s\nwritten to {out}")
     return 0
-
-
-class Watched:
-    """Weights that say how far their reading is, every ten seconds."""
-
-    def __init__(self, source: Any):
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def leaves(self, paths: Iterable[str]) -> Iterator[np.ndarray]:
-        """As those of the source."""
-        total = sum(spec.num_bytes for spec in self._source.specs.values())
-        done, said = 0, time.monotonic()
-        for leaf in self._source.leaves(paths):
-            yield leaf
-            done += leaf.nbytes
-            if time.monotonic() - said > INTERVAL_S:
-                said = time.monotonic()
-                print(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ def main() -> None:
 def evaluate(tree: DictConfig) -> int:
     """Prints the figures and, if there is a prompt, how the model goes on from it; writes `run.json` if asked."""
     config, data, run = schema.read_eval(tree)
-    require_extra("zoo-eval", "hf", "orbax", "safetensors", "tokenizers")
+    require_extra("zoo-eval", "hf", "orbax", "tensorstore", "safetensors", "tokenizers")
     text = _read_text(data, config.split)
     prepare_jax(run.compile_cache)
 
     import jax
 
-    from recipes.evaluate import evaluate as measure
+    from recipes.evaluation import evaluate as measure
     from recipes.placement.resolve import place
     from recipes.placement.spec import Placement
     from zoo.convert import open_weights

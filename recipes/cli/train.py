@@ -23,7 +23,7 @@ def train(tree: DictConfig) -> int:
     config = read(tree)
     require_extra("zoo-train", "train", "rich", "matplotlib")
     if config.train.init_from is not None:
-        require_extra("train.init_from", "hf", "orbax", "safetensors")
+        require_extra("train.init_from", "hf", "orbax", "tensorstore", "safetensors")
     _require_folder(config.run.dir)
     corpus = load(config.data, config.model.vocab_size)
 

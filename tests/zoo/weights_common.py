@@ -1,6 +1,7 @@
 """Tiny models with weights of every leaf, and Hugging Face folders of them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def rewrite(folder: Path, changed: dict[str, np.ndarray | None]) -> None:
+def rewrite(folder: Path, changed: Mapping[str, np.ndarray | None]) -> None:
     """Adds, replaces or (None) removes tensors of a folder of one file."""
-    store(folder, {name: value for name, value in (tensors(folder) | changed).items() if value is not None})
+    store(folder, {name: value for name, value in ({**tensors(folder), **changed}).items() if value is not None})
 
 
 def store(folder: Path, values: dict[str, np.ndarray]) -> None:

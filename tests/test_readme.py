@@ -15,12 +15,13 @@ COMMANDS = re.findall(r"^\$ zoo-train (.*)$", README, re.MULTILINE)
 
 
 def test_the_readme_shows_programs_and_commands():
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 4
     assert len(COMMANDS) >= 4
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["training", "own block", "own scan"])
-def test_programs_run(program, capsys):
+@pytest.mark.parametrize("program", PROGRAMS, ids=["training", "own block", "own scan", "weights"])
+def test_programs_run(program, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
 
 

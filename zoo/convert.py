@@ -16,7 +16,7 @@ from zoo.source import ModelSource, Source, fill, new_folder
 
 def open_weights(folder: str | Path) -> Source:
     """A checkpoint of this project or a Hugging Face folder. Raises ConfigError if it is neither or does not fit."""
-    path = Path(folder)
+    path = Path(folder).expanduser()
     if not path.is_dir():
         raise ConfigError("folder", folder, "is no folder")
     if (path / checkpoint.CONFIG).exists():
@@ -50,5 +50,5 @@ def export(model: PyTree, folder: str | Path) -> None:
 
 def convert(source: Source, write: Callable[[Path, Source], None], out: str | Path) -> None:
     """Writes the weights with `checkpoint.write` or `huggingface.write`, tensor by tensor: all of them or nothing."""
-    with new_folder(Path(out)) as partial:
+    with new_folder(Path(out).expanduser()) as partial:
         write(partial, source)

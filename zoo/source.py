@@ -139,6 +139,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(0o755)
         partial.replace(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):  # such as a full disk
+            raise ConfigError("out", out, f"cannot be written: {error.strerror or error}") from error
         raise

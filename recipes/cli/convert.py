@@ -33,7 +33,7 @@ def import_folder(tree: DictConfig) -> int:
     from zoo import checkpoint
     from zoo.huggingface import HuggingFaceSource
 
-    return _convert(HuggingFaceSource(Path(config.hf)), checkpoint.write, config.out)
+    return _convert(HuggingFaceSource(Path(config.hf).expanduser()), checkpoint.write, config.out)
 
 
 def export_folder(tree: DictConfig) -> int:
@@ -43,7 +43,7 @@ def export_folder(tree: DictConfig) -> int:
     from zoo import huggingface
     from zoo.checkpoint import CheckpointSource
 
-    return _convert(CheckpointSource(Path(config.checkpoint)), huggingface.write, config.out)
+    return _convert(CheckpointSource(Path(config.checkpoint).expanduser()), huggingface.write, config.out)
 
 
 def _prepare(command: str) -> None:

@@ -15,7 +15,7 @@ from recipes import schema
 from zoo import presets
 from zoo.checks import ConfigError
 
-BAD_CONFIGURATION = 2
+BAD_CONFIGURATION, INTERRUPTED = 2, 130
 
 
 def launch(command: str, job: Callable[[DictConfig], int], config: str = "config") -> None:
@@ -39,6 +39,9 @@ def launch(command: str, job: Callable[[DictConfig], int], config: str = "config
         if running:  # not about the configuration
             raise
         code = _report(command, error)
+    except KeyboardInterrupt:
+        print(f"{command}: stopped", file=sys.stderr)
+        code = INTERRUPTED
     sys.exit(code)
 
 

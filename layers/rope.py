@@ -103,5 +103,5 @@ def _yarn(plain: np.ndarray, rope: Rope) -> np.ndarray:
 
     low = max(math.floor(pair_of(rope.beta_fast)), 0)
     high = min(math.ceil(pair_of(rope.beta_slow)), rope.dim - 1)
-    ramp = np.clip((np.arange(rope.dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    ramp = np.clip((np.arange(rope.dim // 2) - low) / ((high - low) or 0.001), 0, 1)
     return plain / rope.factor * ramp + plain * (1 - ramp)

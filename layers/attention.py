@@ -48,10 +48,10 @@ class Attention(eqx.Module):
         if num_heads % num_kv_heads:
             raise ValueError(f"Expected {num_heads=} to be divisible by {num_kv_heads=}")
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
-        self.query_proj = Linear(dim, num_heads * head_dim, std=std, key=query_key)
-        self.key_proj = Linear(dim, num_kv_heads * head_dim, std=std, key=key_key)
-        self.value_proj = Linear(dim, num_kv_heads * head_dim, std=std, key=value_key)
-        self.out_proj = Linear(num_heads * head_dim, dim, std=std, key=out_key)
+        self.query_proj = Linear(dim, num_heads * head_dim, std=std, dims=("embed", "heads"), key=query_key)
+        self.key_proj = Linear(dim, num_kv_heads * head_dim, std=std, dims=("embed", "kv_heads"), key=key_key)
+        self.value_proj = Linear(dim, num_kv_heads * head_dim, std=std, dims=("embed", "kv_heads"), key=value_key)
+        self.out_proj = Linear(num_heads * head_dim, dim, std=std, dims=("heads", "embed"), key=out_key)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.scale = head_dim**-0.5
         self.attend = attend

@@ -3,11 +3,14 @@
 Dims: t tokens, k experts a token, e experts, n blocks of rows, c rows a block.
 """
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
+from layers.axes import Axes
 from layers.dispatch import Dispatch, LocalDispatch
 from layers.grouped import Names, Weights, grouped_swiglu
 from layers.tag import Tag, name_tags, tag
@@ -30,6 +33,11 @@ class Experts(eqx.Module):
     dispatched: Tag[Float[Array, "n c dim"]] = tag()
     gate: Tag[Float[Array, "n c hidden"]] = tag()
     up: Tag[Float[Array, "n c hidden"]] = tag()
+    axes: ClassVar[Axes] = {
+        "gate_proj": ("expert", "expert_embed", "mlp"),
+        "up_proj": ("expert", "expert_embed", "mlp"),
+        "down_proj": ("expert", "mlp", "expert_embed"),
+    }
 
     def __init__(
         self,

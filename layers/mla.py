@@ -69,13 +69,16 @@ class MLA(eqx.Module):
     ):
         down_key, up_key, kv_down_key, kv_up_key, out_key = jax.random.split(key, 5)
         query_dim = num_heads * (nope_dim + rope_dim)
-        self.query_down = None if query_rank is None else Linear(dim, query_rank, std=std, key=down_key)
+        self.query_down = (
+            None if query_rank is None else Linear(dim, query_rank, std=std, dims=("embed", None), key=down_key)
+        )
         self.query_norm = None if query_rank is None else RMSNorm(query_rank, eps=eps)
-        self.query_up = Linear(dim if query_rank is None else query_rank, query_dim, std=std, key=up_key)
-        self.kv_down = Linear(dim, kv_rank + rope_dim, std=std, key=kv_down_key)
+        up_dims = ("embed", "heads") if query_rank is None else ("rank", "heads")
+        self.query_up = Linear(query_rank or dim, query_dim, std=std, dims=up_dims, key=up_key)
+        self.kv_down = Linear(dim, kv_rank + rope_dim, std=std, dims=("embed", None), key=kv_down_key)
         self.kv_norm = RMSNorm(kv_rank, eps=eps)
-        self.kv_up = Linear(kv_rank, num_heads * (nope_dim + value_dim), std=std, key=kv_up_key)
-        self.out_proj = Linear(num_heads * value_dim, dim, std=std, key=out_key)
+        self.kv_up = Linear(kv_rank, num_heads * (nope_dim + value_dim), std=std, dims=("rank", "heads"), key=kv_up_key)
+        self.out_proj = Linear(num_heads * value_dim, dim, std=std, dims=("heads", "embed"), key=out_key)
         self.num_heads, self.nope_dim, self.kv_rank = num_heads, nope_dim, kv_rank
         self.scale = (nope_dim + rope_dim) ** -0.5 * softmax_factor
         self.attend = attend

@@ -22,9 +22,9 @@ class SwiGLU(eqx.Module):
 
     def __init__(self, dim: int, hidden_dim: int, *, std: float = 0.02, prefix: str = "mlp", key: PRNGKeyArray):
         gate_key, up_key, down_key = jax.random.split(key, 3)
-        self.gate_proj = Linear(dim, hidden_dim, std=std, key=gate_key)
-        self.up_proj = Linear(dim, hidden_dim, std=std, key=up_key)
-        self.down_proj = Linear(hidden_dim, dim, std=std, key=down_key)
+        self.gate_proj = Linear(dim, hidden_dim, std=std, dims=("embed", "mlp"), key=gate_key)
+        self.up_proj = Linear(dim, hidden_dim, std=std, dims=("embed", "mlp"), key=up_key)
+        self.down_proj = Linear(hidden_dim, dim, std=std, dims=("mlp", "embed"), key=down_key)
         name_tags(self, prefix)
 
     def __call__(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:

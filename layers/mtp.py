@@ -30,7 +30,7 @@ class MTP(eqx.Module):
         self, block: DenseBlock | MoEBlock, dim: int, *, eps: float = 1e-6, std: float = 0.02, key: PRNGKeyArray
     ):
         self.embedding_norm, self.hidden_norm = RMSNorm(dim, eps=eps), RMSNorm(dim, eps=eps)
-        self.projection = Linear(2 * dim, dim, std=std, key=key)
+        self.projection = Linear(2 * dim, dim, std=std, dims=("embed", None), key=key)
         self.layers = Stack((block,))
         self.norm = RMSNorm(dim, eps=eps)
 

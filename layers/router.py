@@ -3,7 +3,7 @@
 Dims: b batch, s sequence, e routed experts, g expert groups, k experts a token.
 """
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float, Float32, Int32, PRNGKeyArray
 
+from layers.axes import Axes
 from layers.buffer import Buffer
 from layers.tag import Tag, name_tags, tag
 
@@ -49,6 +50,7 @@ class Router(eqx.Module):
     scale: float = eqx.field(static=True)
     scores: Tag[Float32[Array, "b s e"]] = tag()
     chosen: Tag[Int32[Array, "b s k"]] = tag()
+    axes: ClassVar[Axes] = {"weight": ("embed", None)}
 
     def __init__(
         self,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from recipes.placement.segments import unplace as unplace
     from recipes.placement.spec import Placement as Placement, StatePlacement as StatePlacement
     from recipes.sample import generate as generate
+    from recipes.sharding.config import MeshConfig as MeshConfig
+    from recipes.sharding.mesh import make_mesh as make_mesh
     from recipes.step.loss import Loss as Loss, next_token_loss as next_token_loss
     from recipes.step.state import TrainState as TrainState, init_state as init_state
     from recipes.step.train import make_train_step as make_train_step
@@ -30,6 +32,8 @@ __getattr__, __dir__ = attributes(
         "recipes.placement.segments": ("unplace",),
         "recipes.placement.spec": ("Placement", "StatePlacement"),
         "recipes.sample": ("generate",),
+        "recipes.sharding.config": ("MeshConfig",),
+        "recipes.sharding.mesh": ("make_mesh",),
         "recipes.step.loss": ("Loss", "next_token_loss"),
         "recipes.step.state": ("TrainState", "init_state"),
         "recipes.step.train": ("make_train_step",),

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import zoo
 from recipes.data.batches import Batches, train_batches, validation_batches
@@ -25,6 +26,8 @@ from recipes.placement.masks import canonical_mask
 from recipes.placement.resolve import Table, place, resolve
 from recipes.sample import generate
 from recipes.schema import Config
+from recipes.sharding.mesh import make_mesh
+from recipes.sharding.rules import constrain
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import Mask, TrainState, cast, init_state
 from recipes.step.train import make_train_step
@@ -45,10 +48,11 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
-    source = _open_weights(config)
-    mask = frozen(config.train.freeze) if config.train.freeze else None
-    table = _resolve(config, mask)
+    setup = Setup.of(config)
+    table = setup.table
     print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{table}\n")
+    if setup.mesh is None and jax.device_count() > 1:
+        print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
     if config.explain:
         print(f"{table.explain()}\n")
     folder = Path(config.run.dir)
@@ -58,13 +62,13 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         raise ConfigError("run.dir", folder, f"cannot be made: {error.strerror}") from error
     (folder / "config.yaml").write_text(resolved_config)
 
-    state = _init(config, table, source, mask)
+    state = _init(setup)
     losses: list[float] = []
     validation: tuple[int, float] | None = None
     code = INTERRUPTED
     with (folder / "metrics.jsonl").open("w") as log:
         try:
-            state, failed = _steps(config, state, mask, batches, log, losses)
+            state, failed = _steps(setup, state, batches, log, losses)
             if failed is None:
                 code = DONE
                 validation = _validate(config, state, held_out, log)
@@ -81,6 +85,24 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
     print(f"written to {folder}")
     return code
+
+
+class Setup(NamedTuple):
+    """What a run is made of besides data: where weights come from (None: drawn), what stays frozen, the devices."""
+
+    config: Config
+    source: Source | None
+    table: Table
+    frozen: Mask | None
+    mesh: Mesh | None
+
+    @classmethod
+    def of(cls, config: Config) -> "Setup":
+        """Raises ConfigError if weights, placement or mesh do not fit."""
+        source = _open_weights(config)
+        mask = frozen(config.train.freeze) if config.train.freeze else None
+        mesh = make_mesh(config.mesh) if config.mesh.num_devices > 1 else None
+        return cls(config, source, _resolve(config, mask), mask and canonical_mask(mask), mesh)
 
 
 def _open_weights(config: Config) -> Source | None:
@@ -131,27 +153,28 @@ def _describe(corpus: Corpus) -> str:
     )
 
 
-def _init(config: Config, table: Table, source: Source | None, mask: Mask | None) -> TrainState:
-    """The first state: read, or drawn and placed in one program."""
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+def _init(setup: Setup) -> TrainState:
+    """The first state: read, or drawn and placed in one program, each device its part."""
+    config, train = setup.config, setup.config.train
+    optimizer = make_optimizer(config.optimizer, train.steps)
 
     def init(model: Decoder) -> TrainState:
-        placed = place(model, config.placement, table=table)
-        return init_state(placed, optimizer, config.train.dtype, frozen=mask and canonical_mask(mask))
+        placed = place(model, config.placement, setup.mesh, table=setup.table)
+        return constrain(init_state(placed, optimizer, train.dtype, frozen=setup.frozen), setup.mesh)
 
-    if source is not None:
-        return init(fill(source, jnp.float32))
+    if setup.source is not None:
+        return init(fill(setup.source, jnp.float32))
     draw = jax.jit(lambda key: init(zoo.build(config.model, key=key)), compiler_options=INIT_OPTIONS)
-    return draw(jax.random.key(config.train.seed))
+    return draw(jax.random.key(train.seed))
 
 
 def _steps(
-    config: Config, state: TrainState, mask: Mask | None, batches: Batches, log: TextIO, losses: list[float]
+    setup: Setup, state: TrainState, batches: Batches, log: TextIO, losses: list[float]
 ) -> tuple[TrainState, str | None]:
     """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
-    train = config.train
+    train = setup.config.train
     batch = batches.batch(0, train.batch_size)
-    step = _compile_step(config, state, mask, batch)
+    step = _compile_step(setup, state, batch)
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()
@@ -169,14 +192,15 @@ def _steps(
     return state, None
 
 
-def _compile_step(config: Config, state: TrainState, mask: Mask | None, batch: dict[str, np.ndarray]) -> Callable:
-    train = config.train
+def _compile_step(setup: Setup, state: TrainState, batch: dict[str, np.ndarray]) -> Callable:
+    config, train = setup.config, setup.config.train
     step: Any = make_train_step(
         make_optimizer(config.optimizer, train.steps),
         partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss, mtp=train.mtp_loss),
         train.accumulate,
         router_bias_rate=train.router_bias_rate,
-        frozen=mask and canonical_mask(mask),
+        frozen=setup.frozen,
+        mesh=setup.mesh,
     )
     with _timed("compiled the step"):
         return step.lower(state, batch).compile()

@@ -13,6 +13,7 @@ from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
 from recipes.plan.targets import Target
+from recipes.sharding.config import MeshConfig
 from zoo import presets
 from zoo.checks import ConfigError, from_fields
 from zoo.registry import FAMILIES, ModelConfig
@@ -25,14 +26,15 @@ class Config:
     model: ModelConfig
     placement: Placement
     explain: bool
+    mesh: MeshConfig
     optimizer: OptimizerConfig
     data: DataConfig
     train: TrainConfig
     run: RunConfig
 
 
-SECTIONS = ("model", "placement", "optimizer", "data", "train", "run")
-GROUPS = {"optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
+SECTIONS = ("model", "placement", "mesh", "optimizer", "data", "train", "run")
+GROUPS = {"mesh": MeshConfig, "optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
 
 
 def register() -> None:
@@ -43,7 +45,7 @@ def register() -> None:
     for name, kind in GROUPS.items():
         store.store(group="schema", name=name, node=_schema(kind))
     store.store(group="schema", name="placement", node=_placement_schema())
-    root: dict[str, Any] = dict.fromkeys(("model", "placement", "optimizer", "data"), MISSING)
+    root: dict[str, Any] = dict.fromkeys(("model", "placement", "mesh", "optimizer", "data"), MISSING)
     for name, kind in {"import": ImportConfig, "export": ExportConfig}.items():
         store.store(name=f"{name}_schema", node=_schema(kind))
     evaluation = {**OmegaConf.to_container(_schema(EvalConfig)), "data": MISSING, "run": _schema(EvalRunConfig)}  # type: ignore[dict-item]
@@ -68,15 +70,19 @@ def read(tree: DictConfig) -> Config:
     explain = fields["placement"].pop("explain")
     if not isinstance(explain, bool):
         raise ConfigError("placement.explain", explain, "must be true or false")
-    return Config(
+    config = Config(
         model=from_fields(kinds[family], fields["model"], "model"),
         placement=from_fields(Placement, fields["placement"], "placement"),
         explain=explain,
+        mesh=from_fields(MeshConfig, fields["mesh"], "mesh"),
         optimizer=from_fields(OptimizerConfig, fields["optimizer"], "optimizer"),
         data=from_fields(DataConfig, fields["data"], "data"),
         train=from_fields(TrainConfig, fields["train"], "train"),
         run=from_fields(RunConfig, fields["run"], "run"),
     )
+    config.mesh.require_batch(config.train.batch_size, config.train.sequence_length, config.train.accumulate)
+    config.mesh.require_heads(config.model)
+    return config
 
 
 def read_command(tree: DictConfig, kind: type) -> Any:
@@ -103,7 +109,7 @@ def _fields(tree: DictConfig) -> dict[str, Any]:
 
 
 def _first_leaf(key: str, value: Any) -> tuple[str, Any]:
-    """`("mesh", {"fsdp": 2})` as `("mesh.fsdp", 2)`."""
+    """`("lora", {"rank": 2})` as `("lora.rank", 2)`."""
     while isinstance(value, dict) and value:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"

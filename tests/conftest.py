@@ -12,6 +12,7 @@ jaxtyping.install_import_hook(["layers", "zoo"], "beartype.beartype")
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 
+jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

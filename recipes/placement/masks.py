@@ -1,5 +1,6 @@
 """Masks and labels of optax, given on canonical paths, for the parameters of a placed model."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,7 @@ def _place(stack: Stack, like: PlacedStack) -> PlacedStack:
     def run(like: Run) -> Run:
         steps = [like.layers[i :: len(like.blocks)] for i in range(len(like.blocks))]
         blocks = tuple(jax.tree.map(_same(step), *(stack.blocks[layer - start] for layer in step)) for step in steps)
-        return Run(blocks, like.places, like.first, like.length)
+        return dataclasses.replace(like, blocks=blocks)
 
     return PlacedStack(tuple(run(each) for each in like.runs))
 

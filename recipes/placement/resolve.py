@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.spec import Placement, layer_numbers
+from recipes.sharding.rules import constrain
 from zoo.checks import ConfigError
 
 _GROUPS = (1, 2, 3, 4)  # tried, so that a table of many segments can say which pattern would make few
@@ -101,16 +103,15 @@ def _num_segments(model: PyTree, kinds: Sequence[Any], group: int) -> int:
 
 
 def place(
-    model: PyTree, placement: Placement, mesh: None = None, *, table: Table | None = None, apart: PyTree = None
+    model: PyTree, placement: Placement, mesh: Mesh | None = None, *, table: Table | None = None, apart: PyTree = None
 ) -> PyTree:
     """The model with its blocks stacked by segments; same call, each tag on its place in the backward pass.
 
     Donates its input: the arrays of the blocks are deleted once stacked. `recipes.unplace` gives the canonical model
-    back. `apart` is what `resolve` takes; a `table` spares resolving again. Raises ConfigError as `resolve` does, and
+    back. `apart` is what `resolve` takes; a `table` spares resolving again. On a `mesh` arrays are split as
+    `recipes.sharding.rules` says. Raises ConfigError as `resolve` does, and if the mesh does not divide an array, and
     ValueError for a table of something else.
     """
-    if mesh is not None:
-        raise NotImplementedError("a placed model on a mesh is not supported yet; call place(model, placement)")
     if table is None:
         table = resolve(placement, model, apart=apart)
     elif apart is not None or table.placement != placement:
@@ -121,9 +122,9 @@ def place(
     def change(stack: Any) -> PlacedStack:
         nonlocal first
         start, first = first, first + len(stack.blocks)
-        return place_stack(stack, rows[start:first], start, placement.group)
+        return place_stack(stack, rows[start:first], start, placement.group, mesh)
 
-    return map_stacks(change, model)
+    return constrain(map_stacks(change, model), mesh)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Runs of layers with equal rows, each one scan under its own policy: the layout that the train step works on."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,11 +9,13 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
 from layers.stack import Stack, unstack
 from layers.tag import fence
 from recipes.placement.policy import policy
+from recipes.sharding.rules import at_use, constrain_hidden
 
 Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of appearance; hashable
 
@@ -21,28 +24,38 @@ class Run(eqx.Module):
     """Consecutive layers from `first` on, executed by one scan of `length` steps.
 
     A step is one layer, or `len(blocks)` of them if a pattern of rows repeats. `blocks` holds for each layer of the
-    step the blocks of all steps, stacked along a leading dim, and `places` where its tags live.
+    step the blocks of all steps, stacked along a leading dim, and `places` where its tags live; `mesh` is what splits
+    weights and hidden states.
     """
 
     blocks: tuple[PyTree[Array, "..."], ...]
     places: tuple[Places, ...] = eqx.field(static=True)
     first: int = eqx.field(static=True)
     length: int = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     @property
     def layers(self) -> range:
         return range(self.first, self.first + self.length * len(self.blocks))
 
     def __call__(self, x: Float[Array, "batch seq dim"], *args: Any) -> tuple[Float[Array, "batch seq dim"], PyTree]:
-        return _scan(self.places, self.length, self.blocks, x, *args)
+        return _scan(self.places, self.length, self.mesh, self.blocks, x, *args)
 
 
 @eqx.filter_jit
-def _scan(places: tuple[Places, ...], length: int, blocks: tuple[PyTree, ...], x: Any, *args: Any) -> Any:
+def _scan(
+    places: tuple[Places, ...],
+    length: int,
+    mesh: Mesh | None,
+    blocks: tuple[PyTree, ...],
+    x: Any,
+    *args: Any,
+) -> Any:
     """Jitted, so that runs of equal rows and lengths share one trace. What is no array in `args` stays what it is."""
 
     def apply(x, block):
-        return block(x, *args)
+        x, aux = block(x, *args) if mesh is None else at_use(block, mesh)(constrain_hidden(x, mesh), *args)
+        return x if mesh is None else constrain_hidden(x, mesh), aux
 
     steps = [jax.checkpoint(apply, policy=policy(dict(each)), prevent_cse=False) for each in places]
 
@@ -124,11 +137,15 @@ def structure(block: PyTree) -> Any:
 
 
 def place_stack(
-    stack: Stack, rows: Sequence[tuple[Mapping[str, str], tuple]], first: int = 0, group: int = 1
+    stack: Stack,
+    rows: Sequence[tuple[Mapping[str, str], tuple]],
+    first: int = 0,
+    group: int = 1,
+    mesh: Mesh | None = None,
 ) -> PlacedStack:
     """Stacks the blocks run by run; `rows` holds each layer's tag -> place and what else keeps it apart from others.
 
-    `first` is the number of the first layer.
+    `first` is the number of the first layer, `mesh` what splits the arrays.
     """
     kinds: list[tuple[Places, tuple]] = [(tuple(row.items()), label) for row, label in rows]
     runs = []
@@ -136,7 +153,7 @@ def place_stack(
         steps = [layers[i::period] for i in range(period)]
         blocks = tuple(jax.tree.map(_stack, *(stack.blocks[layer] for layer in step)) for step in steps)
         pattern = tuple(kinds[step[0]][0] for step in steps)
-        runs.append(Run(blocks, pattern, first + layers[0], len(layers) // period))
+        runs.append(Run(blocks, pattern, first + layers[0], len(layers) // period, mesh))
     return PlacedStack(tuple(runs))
 
 
@@ -153,13 +170,24 @@ def unplace(placed: PyTree) -> PyTree:
     return _map_nodes(change, placed, PlacedStack)
 
 
+def rest_at_use(placed: PyTree, mesh: Mesh) -> PyTree:
+    """The placed model with all that stands outside its segments as it is used; segments see to that step by step."""
+
+    def outside(node: Any) -> PyTree:
+        return jax.tree.map(lambda _: not isinstance(node, PlacedStack), node)
+
+    mask = jax.tree.map(outside, placed, is_leaf=lambda node: isinstance(node, PlacedStack))
+    rest, stacks = eqx.partition(placed, mask)
+    return eqx.combine(at_use(rest, mesh), stacks)
+
+
 def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
     """The same segments with other places: `replace_places(placed, lambda place: "device")` is the all-device twin."""
 
     def change_stack(stack: PlacedStack) -> PlacedStack:
         def changed(run: Run) -> Run:
             places = tuple(tuple((tag, change(place)) for tag, place in each) for each in run.places)
-            return Run(run.blocks, places, run.first, run.length)
+            return dataclasses.replace(run, places=places)
 
         return PlacedStack(tuple(changed(run) for run in stack.runs))
 

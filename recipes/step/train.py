@@ -1,5 +1,6 @@
 """The train step: a pure function of state and batch."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,11 +8,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float32, Int32, PyTree
 
 from layers.router import Router
 from recipes.flags import compiler_options
-from recipes.placement.segments import Run
+from recipes.placement.segments import Run, rest_at_use
+from recipes.sharding.rules import constrain, constrain_batch
 from recipes.step.loss import Batch, Loss, next_token_loss
 from recipes.step.state import Mask, TrainState, cast, split_trainable
 
@@ -26,6 +29,7 @@ def make_train_step(
     *,
     router_bias_rate: float = 0.0,
     frozen: Mask | None = None,
+    mesh: Mesh | None = None,
     platform: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     r"""A jitted step `(state, batch) -> (state, metrics)` that donates the state and closes over no arrays.
@@ -36,6 +40,7 @@ def make_train_step(
       each expert in the batch (DeepSeek-V3, section 2.1.2): outside the gradient, without decay or moments.
     - `frozen`: a mask of the parameters (`recipes.canonical_mask`) that gives true for those, router biases among
       them, that no step changes. They have no gradients; `init_state` takes the same mask.
+    - `mesh`: what splits state and batch, as for `recipes.place`; gradients are split like the parameters.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
     Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
@@ -45,7 +50,8 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         trainable, rest = split_trainable(state.params, frozen)
-        result, gradients = _gradients(loss, trainable, rest, batch, accumulate)
+        result, gradients = _gradients(_on_mesh(loss, mesh), trainable, rest, batch, accumulate)
+        gradients = constrain(gradients, mesh)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
         master = trainable if state.master is None else state.master
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
@@ -64,9 +70,15 @@ def make_train_step(
             master=None if state.master is None else master,
             opt_state=opt_state,
         )
-        return new, _metrics(result, gradients, opt_state)
+        return constrain(new, mesh), _metrics(result, gradients, opt_state)
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
+
+
+def _on_mesh(loss: LossFunction, mesh: Mesh | None) -> LossFunction:
+    if mesh is None:
+        return loss
+    return lambda model, batch: loss(rest_at_use(model, mesh), constrain_batch(batch, mesh))
 
 
 def _pick(fixed: bool, old: Array, new: Array) -> Array:
@@ -120,7 +132,7 @@ def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: f
                 jax.tree.map(lambda leaf, i=i: _moved(leaf, own[:, i]), block, is_leaf=_is_router)
                 for i, block in enumerate(node.blocks)
             )
-            return Run(blocks, node.places, node.first, node.length)
+            return dataclasses.replace(node, blocks=blocks)
         return node
 
     return jax.tree.map(change, model, is_leaf=lambda node: isinstance(node, Router | Run))

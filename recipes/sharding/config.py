@@ -1,0 +1,55 @@
+"""The mesh of a run. Free of jax."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from zoo.checks import ConfigError, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many devices each axis of the mesh has; their product is the number of devices.
+
+    - `replica`: copies of everything; the batch is split.
+    - `fsdp`: the batch, parameters, gradients and moments are split (ZeRO 3).
+    - `expert`: as `fsdp`, and routed experts are split by number.
+    - `tensor`: heads, hidden dims and vocabulary are split.
+    - `context`: the sequence is split.
+    """
+
+    replica: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    tensor: int = 1
+    context: int = 1
+
+    def __post_init__(self):
+        require_positive("mesh", self, *(field.name for field in fields(self)))
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.shape.values())
+
+    def require_batch(self, batch_size: int, sequence_length: int, accumulate: int) -> None:
+        """Raises ConfigError unless the devices that split a micro-batch can do so evenly."""
+        micro = batch_size // accumulate
+        split = self.replica * self.fsdp * self.expert
+        if micro % split:
+            problem = f"a micro-batch of {micro} sequences is not divisible by replica x fsdp x expert = {split}"
+            raise ConfigError("train.batch_size", batch_size, problem)
+        if sequence_length % self.context:
+            problem = f"is not divisible by mesh.context={self.context}"
+            raise ConfigError("train.sequence_length", sequence_length, problem)
+
+    def require_heads(self, model: Any) -> None:
+        """Raises ConfigError if `tensor` would cut through a head or `expert` through an expert."""
+        for axis, name in (("tensor", "num_heads"), ("tensor", "num_kv_heads"), ("expert", "num_experts")):
+            count = getattr(model, name, 0)
+            if count % getattr(self, axis):
+                problem = f"does not divide model.{name}={count}"
+                raise ConfigError(f"mesh.{axis}", getattr(self, axis), problem)

@@ -1,0 +1,206 @@
+"""On eight devices: the numbers of one, every array in parts, and meshes that cannot be are refused."""
+
+import functools
+import math
+import os
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import recipes
+import zoo
+from layers import Linear
+from layers.axes import logical_axes
+from recipes import MeshConfig, OptimizerConfig, Placement, make_mesh, make_optimizer, place, unplace
+from recipes.placement.segments import rest_at_use
+from recipes.sharding.rules import RULES, constrain, constrain_batch, shardings
+from tests import helpers
+from tests.recipes.common import BEARTYPE_DRAWS, lenient, total
+from zoo.deepseek.config import DeepSeekConfig, RouterConfig
+from zoo.llama.config import LlamaConfig
+from zoo.models import INIT_OPTIONS
+from zoo.paths import flat
+
+LLAMA = LlamaConfig(
+    vocab_size=16, dim=16, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=2, mlp_dim=8, tied_embeddings=True
+)
+DEEPSEEK = DeepSeekConfig(
+    vocab_size=16,
+    dim=16,
+    num_layers=2,
+    num_dense_layers=1,
+    num_heads=4,
+    query_rank=8,
+    kv_rank=16,
+    nope_head_dim=3,
+    rope_head_dim=2,
+    value_head_dim=4,
+    mlp_dim=8,
+    expert_dim=8,
+    num_experts=8,
+    experts_per_token=2,
+    num_shared_experts=1,
+    num_mtp_layers=1,
+    router=RouterConfig(groups=4, groups_kept=2),
+)
+CONFIGS = {"llama": LLAMA, "deepseek": DEEPSEEK}
+PLACEMENT = Placement(activations={"attn_query": "host"}, layers={"0": {"attn_key": "device"}})
+MESHES = {
+    "llama": [{"fsdp": 8}, {"tensor": 4, "replica": 2}, {"context": 2, "fsdp": 2, "tensor": 2}],
+    "deepseek": [{"tensor": 2, "fsdp": 4}, {"tensor": 4, "context": 2}, {"expert": 8}, {"expert": 2, "fsdp": 4}],
+}
+if os.environ.get("ZOO_PROFILE") == "long":
+    MESHES["deepseek"] += [{"fsdp": 8}, {"expert": 4, "tensor": 2}, {"replica": 2, "expert": 2, "tensor": 2}]
+CASES = [(name, mesh) for name, meshes in MESHES.items() for mesh in meshes]
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    mask = rng.random((8, 5)) < 0.8
+    return {"tokens": rng.integers(0, 16, (8, 5)).astype(np.int32), "loss_mask": mask}
+
+
+def model(name: str) -> Any:
+    return helpers.host(helpers.drawn(lambda: zoo.abstract(CONFIGS[name]), std=0.5))
+
+
+def gradients(name: str, mesh: Any, loss: Any = total) -> tuple[Any, dict[str, np.ndarray], np.ndarray | None]:
+    """Loss, gradients by canonical path, and how many choices fell on each expert."""
+    placed = place(jax.tree.map(jnp.asarray, model(name)), PLACEMENT, mesh)
+
+    def on_mesh(model: Any, batch: Any) -> Any:
+        return (rest_at_use(model, mesh), constrain_batch(batch, mesh)) if mesh is not None else (model, batch)
+
+    @helpers.jit
+    def run(model: Any, batch: Any) -> Any:
+        value, gradient = jax.value_and_grad(lambda model: loss(*on_mesh(model, batch)))(model)
+        moe = model.forward(batch["tokens"][:, :-1]).aux.moe
+        return value, constrain(gradient, mesh), None if moe is None else moe.counts
+
+    value, gradient, counts = run(placed, batch())
+    return float(value), flat(unplace(helpers.host(gradient))), None if counts is None else np.asarray(counts)
+
+
+@functools.cache
+def expected(name: str) -> Any:
+    return gradients(name, None)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Loss and the largest difference of every leaf, and of every expert in it."""
+    helpers.assert_close(np.asarray(actual[0]), np.asarray(expected[0]), helpers.FLOAT32)
+    assert actual[1].keys() == expected[1].keys()
+    for path, leaf in expected[1].items():
+        parts = zip(actual[1][path], leaf, strict=True) if ".experts." in path else [(actual[1][path], leaf)]
+        for number, (part, wanted) in enumerate(parts):
+            helpers.assert_close({f"{path} {number}": part}, {f"{path} {number}": wanted}, helpers.FLOAT32)
+    if expected[2] is not None:
+        np.testing.assert_array_equal(actual[2], expected[2])
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES, ids=str)
+def test_loss_gradients_and_choices_are_those_of_one_device(name: str, shape: dict[str, int]):
+    assert_same(gradients(name, make_mesh(MeshConfig(**shape))), expected(name))
+
+
+def test_the_comparison_sees_one_shards_contribution_doubled():
+    def doubled(model: Any, batch: Any) -> jax.Array:
+        weight = jnp.ones(8, jnp.float32).at[3].set(2.0)  # what the device with sequence 3 adds, twice
+        mask = batch["loss_mask"].astype(jnp.float32) * jnp.broadcast_to(weight[:, None], batch["loss_mask"].shape)
+        return total(model, {**batch, "loss_mask": mask})
+
+    with pytest.raises(AssertionError, match="largest difference"):
+        assert_same(gradients("llama", make_mesh(MeshConfig(fsdp=8)), doubled), expected("llama"))
+
+
+def test_weights_are_drawn_into_their_parts_and_depend_on_no_mesh():
+    mesh = make_mesh(MeshConfig(fsdp=2, expert=2, tensor=2))
+    optimizer = lenient(make_optimizer(OptimizerConfig(), 10))
+
+    def init(mesh: Any) -> Any:
+        def draw(key: jax.Array) -> Any:
+            placed = place(zoo.build(DEEPSEEK, key=key), PLACEMENT, mesh)
+            return constrain(recipes.init_state(placed, optimizer, jnp.bfloat16), mesh)
+
+        return jax.jit(draw, compiler_options=INIT_OPTIONS)(jax.random.key(0))
+
+    split, whole = init(mesh), init(None)
+    helpers.assert_bit_equal(helpers.host(jax.tree.leaves(split)), helpers.host(jax.tree.leaves(whole)))
+    assert_split(split, mesh)
+    leaves = jax.tree.leaves(split)
+    assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) < leaf.size for leaf in leaves if leaf.ndim > 2)
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    assert held < sum(leaf.nbytes for leaf in leaves) / 8 * 1.8  # norms, routers' tensor axis, counters are whole
+
+
+def assert_split(state: Any, mesh: Any) -> None:
+    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings(state, mesh)), strict=True):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+
+
+def test_steps_on_a_mesh_are_those_of_one_device():
+    """Metrics of three whole train steps with accumulation, and the state stays in its parts."""
+    history = []
+    for mesh in (None, make_mesh(MeshConfig(fsdp=2, tensor=2, replica=2))):
+        optimizer = lenient(make_optimizer(OptimizerConfig(learning_rate=1e-2, schedule="constant"), 3))
+        placed = place(jax.tree.map(jnp.asarray, model("llama")), PLACEMENT, mesh)
+        state = constrain(recipes.init_state(placed, optimizer), mesh)
+        step: Any = recipes.make_train_step(optimizer, accumulate=2, mesh=mesh)
+        metrics = []
+        for _ in range(3):
+            state, reported = step(state, batch())
+            metrics.append(helpers.host(reported))
+        history.append(metrics)
+        if mesh is not None:
+            assert_split(state, mesh)
+    helpers.assert_close(history[1], history[0], helpers.FLOAT32_MODEL)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> dict[str, int]:
+    axes = draw(st.lists(st.sampled_from(["replica", "fsdp", "expert", "tensor"]), min_size=3, max_size=3))
+    return {axis: 2 ** axes.count(axis) for axis in axes if axis != "tensor" or axes.count(axis) < 3}
+
+
+@BEARTYPE_DRAWS
+@settings(max_examples=30)
+@given(shape=meshes(), name=st.sampled_from(sorted(CONFIGS)))
+def test_every_array_with_axes_is_split_by_each_mesh_axis_of_theirs(shape: dict[str, int], name: str):
+    config = MeshConfig(**shape)
+    mesh = make_mesh(config, jax.devices()[: config.num_devices])
+    canonical = zoo.abstract(CONFIGS[name])
+    dims = dict(zip(flat(canonical), logical_axes(canonical), strict=True))
+    for path, leaf in flat(constrain(canonical, mesh)).items():
+        axes = [axis for dim in dims[path] if dim is not None for axis in RULES[dim]]
+        parts = math.prod(leaf.shape) // math.prod(leaf.sharding.shard_shape(leaf.shape))
+        assert parts == math.prod(mesh.shape[axis] for axis in axes), path
+    placed = place(canonical, PLACEMENT, mesh)
+    assert all(leaf.sharding is not None for leaf in jax.tree.leaves(placed))
+
+
+def test_all_axes_of_the_layers_have_a_rule():
+    names = {name for config in CONFIGS.values() for dims in logical_axes(zoo.abstract(config)) for name in dims}
+    assert names - {None} == RULES.keys()
+
+
+def test_a_mesh_that_does_not_divide_an_array_names_both():
+    mesh = make_mesh(MeshConfig(tensor=8))
+    narrow = zoo.abstract(LLAMA, mlp_dim=12)
+    with pytest.raises(zoo.ConfigError, match=r"mesh.tensor=8: tensor = 8 does not divide the dim mlp=12 of layers"):
+        place(narrow, Placement(), mesh)
+    with pytest.raises(zoo.ConfigError, match=r"mesh.fsdp=4: the mesh needs 4 devices \(fsdp=4\), there are 8"):
+        make_mesh(MeshConfig(fsdp=4))
+
+
+def test_two_dims_on_one_mesh_axis_are_an_error():
+    class Square(eqx.Module):
+        linear: Linear
+
+    square = Square(Linear(8, 8, dims=("heads", "mlp"), key=jax.random.key(0)))
+    with pytest.raises(ValueError, match="dims heads and mlp are both split by mesh axis tensor"):
+        shardings(square, make_mesh(MeshConfig(tensor=8)))

@@ -40,14 +40,21 @@ class CompiledMemory:
 
 
 def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
-    """Compiles `fn` for one device of the target; none needs to be present, nothing is run.
+    """Compiles `fn` for the target, of which no device needs to be present; nothing is run.
 
-    `fn` is a function, or a jitted one such as `recipes.make_train_step(..., platform="cuda")`, whose donation and
-    compiler options are kept. `args` are PyTrees of arrays or `jax.ShapeDtypeStruct`s. Needs the CUDA plugin alone
-    (the extra `plan-cuda`), none of the CUDA libraries. Raises RuntimeError where the plugin is missing.
+    For one device; or, where `args` are `jax.ShapeDtypeStruct`s with shardings over `devices_of(target, count)`, for
+    all of these, with the figures of one of them. `fn` is a function, or a jitted one such as
+    `recipes.make_train_step(..., platform="cuda")`, whose donation and compiler options are kept. `args` are PyTrees of
+    arrays or `jax.ShapeDtypeStruct`s. Needs the CUDA plugin alone (the extra `plan-cuda`), none of the CUDA libraries.
+    Raises RuntimeError where the plugin is missing.
     """
-    sharding = NamedSharding(Mesh(np.array(_devices(target)), ("device",)), PartitionSpec())
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    one = NamedSharding(Mesh(np.array(devices_of(target)), ("device",)), PartitionSpec())
+
+    def absent(leaf: Any) -> jax.ShapeDtypeStruct:
+        given = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=given or one)
+
+    abstract = jax.tree.map(absent, args)
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
     start = time.perf_counter()
     with _without_persistent_cache():
@@ -66,7 +73,8 @@ def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
     )
 
 
-def _devices(target: Target) -> list[Any]:
+def devices_of(target: Target, count: int = 1) -> list[Any]:
+    """That many devices of the target, for a mesh to compile for. Raises RuntimeError where the plugin is missing."""
     from jax._src import xla_bridge  # no public way to load a plugin whose platform is not in use
 
     # Else the plugin looks for the CUDA libraries wherever JAX_PLATFORMS does not leave CUDA out.
@@ -75,7 +83,7 @@ def _devices(target: Target) -> list[Any]:
         xla_bridge.discover_pjrt_plugins()
         try:
             topology = topologies.get_topology_desc(
-                target.name, platform="cuda", target_config=target.xla_config(), topology="1x1x1"
+                target.name, platform="cuda", target_config=target.xla_config(), topology=f"1x1x{count}"
             )
         except Exception as error:
             raise RuntimeError(

@@ -7,8 +7,9 @@ Dims: t tokens, k experts a token, e experts, n blocks, c rows a block, d size o
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,13 @@ class Plan(NamedTuple):
 
 @runtime_checkable
 class Dispatch(Protocol):
-    """What an `Experts` layer calls to move tokens to experts and back; a sharded one exchanges them over devices."""
+    """What an `Experts` layer calls to move tokens to experts and back; a sharded one exchanges them over devices.
 
+    `run(compute, projections, x, weights, chosen)` gives `compute(projections, x, weights, chosen)`, which calls the
+    others: on each device for its own tokens, if there are several.
+    """
+
+    def run(self, compute: Callable[..., Any], projections: Any, *tokens: Array) -> Any: ...
     def plan(self, chosen: Int32[Array, "t k"], num_experts: int) -> Plan: ...
     def send(
         self, x: Float[Array, "t d"], weights: Float[Array, "t k"], plan: Plan
@@ -46,6 +52,9 @@ class LocalDispatch(NamedTuple):
     """
 
     largest_block: int = 128
+
+    def run(self, compute: Callable[..., Any], projections: Any, *tokens: Array) -> Any:
+        return compute(projections, *tokens)
 
     def plan(self, chosen: Int32[Array, "t k"], num_experts: int) -> Plan:
         """Each expert's rows start a block of their own; the last one is padded."""
@@ -91,6 +100,7 @@ class CapacityDispatch(NamedTuple):
         experts = jnp.arange(num_experts, dtype=jnp.int32)
         return order.plan(capacity * experts, jnp.minimum(order.counts, capacity), experts, capacity)
 
+    run = LocalDispatch.run
     send = LocalDispatch.send
     receive = LocalDispatch.receive
 

@@ -3,6 +3,7 @@
 Dims: t tokens, k experts a token, e experts, n blocks of rows, c rows a block.
 """
 
+import copy
 from typing import ClassVar
 
 import equinox as eqx
@@ -57,13 +58,30 @@ class Experts(eqx.Module):
         self.dispatch = dispatch
         name_tags(self, prefix)
 
+    def with_dispatch(self, dispatch: Dispatch) -> "Experts":
+        """The same experts behind another dispatch."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "dispatch", dispatch)
+        return changed
+
     def __call__(
-        self, x: Float[Array, "t dim"], weights: Float[Array, "t k"], chosen: Int32[Array, "t k"]
-    ) -> tuple[Float[Array, "t dim"], Int32[Array, ""]]:
-        plan = jax.tree.map(self.plan, self.dispatch.plan(chosen, self.gate_proj.shape[0]))
-        rows, scales = self.dispatch.send(x, weights, plan)
+        self, x: Float[Array, "*t dim"], weights: Float[Array, "*t k"], chosen: Int32[Array, "*t k"]
+    ) -> tuple[Float[Array, "*t dim"], Int32[Array, ""]]:
         projections = Weights(self.gate_proj, self.up_proj, self.down_proj)
+        return self.dispatch.run(self._compute, projections, x, weights, chosen)
+
+    def _compute(
+        self,
+        projections: Weights,
+        x: Float[Array, "*t dim"],
+        weights: Float[Array, "*t k"],
+        chosen: Int32[Array, "*t k"],
+    ) -> tuple[Float[Array, "*t dim"], Int32[Array, ""]]:
+        shape = x.shape
+        x, weights, chosen = (part.reshape(-1, part.shape[-1]) for part in (x, weights, chosen))
+        plan = jax.tree.map(self.plan, self.dispatch.plan(chosen, projections.gate.shape[0]))
+        rows, scales = self.dispatch.send(x, weights, plan)
         y = grouped_swiglu(
             self.dispatched(rows), scales.astype(x.dtype), projections, plan.experts, Names(self.gate, self.up)
         )
-        return self.dispatch.receive(y, plan), plan.dropped
+        return self.dispatch.receive(y, plan).reshape(shape), plan.dropped

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import equinox as eqx
-from einops import rearrange
 from jaxtyping import Array, Float, Float32, Int32
 
 from layers.experts import Experts
@@ -31,8 +30,6 @@ class MoE(eqx.Module):
 
     def __call__(self, x: Float[Array, "batch seq dim"]) -> tuple[Float[Array, "batch seq dim"], MoEStats]:
         routing = self.router(x)
-        weights, chosen = (rearrange(part, "b s k -> (b s) k") for part in (routing.weights, routing.chosen))
-        y, dropped = self.experts(rearrange(x, "b s d -> (b s) d"), weights, chosen)
-        y = rearrange(y, "(b s) d -> b s d", b=x.shape[0])
+        y, dropped = self.experts(x, routing.weights, routing.chosen)
         stats = MoEStats(routing.counts, dropped, routing.balance_loss)
         return (y if self.shared is None else y + self.shared(x)), stats

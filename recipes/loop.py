@@ -53,6 +53,10 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
+    if config.mesh.expert > 1 and hasattr(config.model, "num_experts"):
+        print(
+            f"a device sends an expert at most {config.mesh.expert_bound:g} times the mean load, the rest is dropped\n"
+        )
     if config.explain:
         print(f"{table.explain()}\n")
     folder = Path(config.run.dir)
@@ -159,7 +163,7 @@ def _init(setup: Setup) -> TrainState:
     optimizer = make_optimizer(config.optimizer, train.steps)
 
     def init(model: Decoder) -> TrainState:
-        placed = place(model, config.placement, setup.mesh, table=setup.table)
+        placed = place(model, config.placement, setup.mesh, table=setup.table, expert_bound=config.mesh.expert_bound)
         return constrain(init_state(placed, optimizer, train.dtype, frozen=setup.frozen), setup.mesh)
 
     if setup.source is not None:

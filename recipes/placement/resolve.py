@@ -12,6 +12,7 @@ from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.spec import Placement, layer_numbers
+from recipes.sharding.experts import spread_experts
 from recipes.sharding.rules import constrain
 from zoo.checks import ConfigError
 
@@ -103,14 +104,21 @@ def _num_segments(model: PyTree, kinds: Sequence[Any], group: int) -> int:
 
 
 def place(
-    model: PyTree, placement: Placement, mesh: Mesh | None = None, *, table: Table | None = None, apart: PyTree = None
+    model: PyTree,
+    placement: Placement,
+    mesh: Mesh | None = None,
+    *,
+    table: Table | None = None,
+    apart: PyTree = None,
+    expert_bound: float = 2.0,
 ) -> PyTree:
     """The model with its blocks stacked by segments; same call, each tag on its place in the backward pass.
 
     Donates its input: the arrays of the blocks are deleted once stacked. `recipes.unplace` gives the canonical model
     back. `apart` is what `resolve` takes; a `table` spares resolving again. On a `mesh` arrays are split as
-    `recipes.sharding.rules` says. Raises ConfigError as `resolve` does, and if the mesh does not divide an array, and
-    ValueError for a table of something else.
+    `recipes.sharding.rules` says, and experts spread with `expert_bound` (`recipes.sharding.experts.spread_experts`).
+    Raises ConfigError as `resolve` does, and if the mesh does not divide an array, and ValueError for a table of
+    something else.
     """
     if table is None:
         table = resolve(placement, model, apart=apart)
@@ -124,7 +132,8 @@ def place(
         start, first = first, first + len(stack.blocks)
         return place_stack(stack, rows[start:first], start, placement.group, mesh)
 
-    return constrain(map_stacks(change, model), mesh)
+    placed = map_stacks(change, model)
+    return placed if mesh is None else constrain(spread_experts(placed, mesh, expert_bound), mesh)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from layers.stack import Stack, unstack
 from layers.tag import fence
 from recipes.placement.policy import policy
+from recipes.sharding.experts import gather_experts
 from recipes.sharding.rules import at_use, constrain_hidden
 
 Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of appearance; hashable
@@ -167,7 +168,7 @@ def unplace(placed: PyTree) -> PyTree:
     def change(stack: PlacedStack) -> Stack:
         return Stack(tuple(block for run in stack.runs for block in blocks(run)))
 
-    return _map_nodes(change, placed, PlacedStack)
+    return gather_experts(_map_nodes(change, placed, PlacedStack))
 
 
 def rest_at_use(placed: PyTree, mesh: Mesh) -> PyTree:

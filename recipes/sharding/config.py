@@ -16,6 +16,7 @@ class MeshConfig:
     - `expert`: as `fsdp`, and routed experts are split by number.
     - `tensor`: heads, hidden dims and vocabulary are split.
     - `context`: the sequence is split.
+    - `expert_bound`: along `expert`, a device sends at most that many times the mean load to an expert.
     """
 
     replica: int = 1
@@ -23,13 +24,15 @@ class MeshConfig:
     expert: int = 1
     tensor: int = 1
     context: int = 1
+    expert_bound: float = 2.0
 
     def __post_init__(self):
         require_positive("mesh", self, *(field.name for field in fields(self)))
 
     @property
     def shape(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Axis -> devices."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type is int}
 
     @property
     def num_devices(self) -> int:

@@ -38,8 +38,8 @@ def make_train_step(
     - `accumulate`: micro-batches, computed one after another; sequence `i` belongs to micro-batch `i % accumulate`.
     - `router_bias_rate`: $\gamma$ of $b_e \leftarrow b_e + \gamma\, \mathrm{sign}(\bar c - c_e)$ with $c$ the load of
       each expert in the batch (DeepSeek-V3, section 2.1.2): outside the gradient, without decay or moments.
-    - `frozen`: a mask of the parameters (`recipes.canonical_mask`) that gives true for those, router biases among
-      them, that no step changes. They have no gradients; `init_state` takes the same mask.
+    - `frozen`: a mask (`recipes.canonical_mask`) that is true for what no step changes, router biases among it. There
+      are no gradients of it; `init_state` takes the same mask.
     - `mesh`: what splits state and batch, as for `recipes.place`; gradients are split like the parameters.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
@@ -61,8 +61,7 @@ def make_train_step(
         if state.master is not None:
             params = cast(params, jax.tree.leaves(trainable)[0].dtype)
         if result.stats is not None and router_bias_rate:
-            moved = _move_router_biases(params, result.stats.counts, router_bias_rate)
-            params = moved if frozen is None else jax.tree.map(_pick, frozen(params), params, moved)
+            params = _rebalanced(params, result.stats.counts, router_bias_rate, frozen)
         new = TrainState(
             step=state.step + 1,
             cursor=state.cursor + jax.tree.leaves(batch)[0].shape[0],
@@ -81,8 +80,12 @@ def _on_mesh(loss: LossFunction, mesh: Mesh | None) -> LossFunction:
     return lambda model, batch: loss(rest_at_use(model, mesh), constrain_batch(batch, mesh))
 
 
-def _pick(fixed: bool, old: Array, new: Array) -> Array:
-    return old if fixed else new
+def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: float, frozen: Mask | None) -> PyTree:
+    """Router biases moved, but for the frozen ones."""
+    moved = _move_router_biases(params, counts, rate)
+    if frozen is None:
+        return moved
+    return jax.tree.map(lambda fixed, old, new: old if fixed else new, frozen(params), params, moved)
 
 
 def _gradients(

@@ -77,7 +77,12 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "model=null": "model=null: no such choice\nallowed: bench_deepseek",
     "placement=host =3": "override==3: not of the form KEY=VALUE",
     "train.steps=7 +experiment=debug_llama": "experiment=debug_llama: Multiple values for experiment",
-    "+mesh.fsdp=2": "mesh.fsdp=2: no such key\nallowed: model, placement",
+    "+lora.rank=2": "lora.rank=2: no such key\nallowed: model, placement",
+    "mesh.fsdp=3": "a micro-batch of 8 sequences is not divisible by replica x fsdp x expert = 3",
+    "mesh.tensor=3": "mesh.tensor=3: does not divide model.num_heads=4",
+    "mesh.context=3": "train.sequence_length=256: is not divisible by mesh.context=3",
+    "mesh.expert=16 train.batch_size=16": "mesh.expert=16: does not divide model.num_experts=8",
+    "mesh.fdsp=2": "did you mean fsdp?",
     "train.seed=4294967296": "train.seed=4294967296: must be at most 4294967295",
     "train.z_loss=nan": "train.z_loss=nan: must be a finite number",
     "data.document_mask=3": "data.document_mask=3: must be of type bool",
@@ -205,7 +210,7 @@ UNFIT = {  # what ends with a number -> the numbers that do not go with it, or n
     "data.validation_fraction=": sizes,
     "data.path=": sizes,
     "data=text data.path=no/such/": sizes,
-    "+mesh.fsdp=": sizes,
+    "+lora.rank=": sizes,
 }
 
 

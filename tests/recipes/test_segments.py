@@ -192,9 +192,3 @@ def test_a_placed_model_is_called_like_the_model():
     actual = call(place(canonical, SPLIT), tokens, positions, np.array([[0, 0, 0, 1, 1]], np.int32))
     helpers.assert_close(actual, expected, helpers.FLOAT32_MODEL)
     assert actual[1].aux.moe.counts.tolist() == expected[1].aux.moe.counts.tolist()
-
-
-def test_a_mesh_is_refused_until_it_is_supported():
-    mesh: Any = object()
-    with pytest.raises(NotImplementedError, match="mesh is not supported yet"):
-        place(abstract("llama_tied"), Placement(), mesh)

@@ -71,7 +71,7 @@ def oracle_block(block: Any, x: np.ndarray, rope: Rope) -> np.ndarray:
     attention, frequencies = block.attention, rope.frequencies()
     if hasattr(attention, "kv_down"):
         parts = weights(attention, "query_up", "kv_down", "kv_norm", "kv_up", "out")
-        options = {"layout": "interleaved", "softmax_factor": (0.1 * np.log(40) + 1) ** 2, "eps": 1e-3}
+        options = {"layout": "interleaved", "softmax_factor": (0.1 * np.log(40) + 1) ** 2}  # latents: 1e-6
         x = x + reference.mla(norm(block.attention_norm, x), parts, 2, 3, frequencies, **options)
     else:
         parts = weights(attention, "query", "key", "value", "out")

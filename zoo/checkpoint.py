@@ -165,7 +165,9 @@ def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
         raise ConfigError("checkpoint", path, f"has no family {fields.get('family')}", allowed=FAMILIES)
     config = from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
     given = fields.get("huggingface")
-    return config, Layout(given["fused_experts"], tuple(given["copies"])) if given else None
+    if not isinstance(given, dict):
+        return config, None
+    return config, Layout(bool(given.get("fused_experts")), tuple(given.get("copies") or ()))
 
 
 def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> None:

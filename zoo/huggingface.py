@@ -71,9 +71,8 @@ class HuggingFaceSource:
         """Depths of multi-token prediction are often announced and left out."""
         announced = getattr(config, "num_mtp_layers", 0)
         prefixes = tuple(f"model.layers.{config.num_layers + depth}." for depth in range(announced))
-        if not announced or any(
-            name.startswith(prefixes) for name in names
-        ):  # of those there must be all: missing tensors are an error, which names them
+        # Where there is one of their tensors there must be all: missing ones are an error that names them.
+        if not announced or any(name.startswith(prefixes) for name in names):
             return config
         self.notices += (f"{CONFIG} announces {announced} layer(s) of multi-token prediction; the files hold none",)
         return dataclasses.replace(config, num_mtp_layers=0)

@@ -25,8 +25,8 @@ ROPES = {
         reference.yarn_frequencies(8, 1e4, 4.0, 64),
     ),
     "yarn_tiny": (  # every pair turns less than beta_slow times over the original length
-        Rope(dim=8, scaling="yarn", factor=4.0, original_length=4),
-        reference.yarn_frequencies(8, 1e4, 4.0, 4),
+        Rope(dim=64, scaling="yarn", factor=4.0, original_length=2),
+        reference.yarn_frequencies(64, 1e4, 4.0, 2),
     ),
     "yarn_v3": (
         Rope(dim=64, scaling="yarn", factor=40.0, original_length=4096),

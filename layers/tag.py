@@ -26,6 +26,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PyTree
 
+from layers.nodes import map_nodes
+
 
 class Tag[A](eqx.Module):
     """A named activation. Calling it marks an array with the name and checks the array against the annotation.
@@ -82,13 +84,7 @@ def tags(tree: PyTree) -> tuple[Tag, ...]:
 
 def fence(tree: PyTree) -> PyTree:
     """The modules with every tag fenced."""
-
-    def is_tag(node: object) -> bool:
-        return isinstance(node, Tag)
-
-    return jax.tree.map(
-        lambda node: dataclasses.replace(node, fenced=True) if is_tag(node) else node, tree, is_leaf=is_tag
-    )
+    return map_nodes(lambda tag: dataclasses.replace(tag, fenced=True), tree, Tag)
 
 
 def _named_array(field: dataclasses.Field) -> Any:

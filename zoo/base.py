@@ -6,9 +6,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from layers import MTP, Embedding, Linear, MoEStats, RMSNorm, Rope, Rotation, Stack
+from zoo.registry import ModelConfig
 from zoo.rope import RopeConfig
 
 
@@ -88,6 +89,13 @@ class Decoder(eqx.Module):
     @property
     def unembedding(self) -> Float[Array, "dim vocab"]:
         return self.embedding.weight.T if self.head is None else self.head.weight
+
+
+def make_head(config: ModelConfig, *, key: PRNGKeyArray) -> Linear | None:
+    """The projection to logits, None where the embedding is tied to it."""
+    if config.tied_embeddings:
+        return None
+    return Linear(config.dim, config.vocab_size, std=config.init_std, dims=("embed", "vocab"), key=key)
 
 
 def rope_config(rope: Rope) -> RopeConfig:

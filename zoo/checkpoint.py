@@ -16,7 +16,7 @@ import numpy as np
 from zoo.checks import ConfigError, from_fields
 from zoo.models import abstract
 from zoo.paths import flat
-from zoo.registry import FAMILIES, ModelConfig
+from zoo.registry import FAMILIES, ModelConfig, family_of
 from zoo.source import Layout, Source
 from zoo.tensors import Spec
 
@@ -68,7 +68,7 @@ def write(folder: Path, source: Source) -> None:
         (folder / BESIDE).mkdir()
     for name, file in source.files.items():
         shutil.copyfile(file, folder / BESIDE / name)
-    family = next(name for name, kind in FAMILIES.items() if type(source.config) is kind)
+    family = family_of(source.config)
     fields: dict[str, Any] = {"format": FORMAT, "family": family, "model": dataclasses.asdict(source.config)}
     if source.layout is not None:
         fields["huggingface"] = {**source.layout._asdict(), "copies": list(source.layout.copies)}

@@ -71,6 +71,14 @@ class Fields:
         return value
 
 
+def require_plain(fields: Fields) -> None:
+    """Raises ConfigError for what no family here has: another activation, biases, dropout."""
+    fields.only("hidden_act", "silu")
+    fields.only("attention_bias", False)
+    fields.only("mlp_bias", False)
+    fields.only("attention_dropout", 0)
+
+
 def take_rope(fields: Fields, layout: str) -> RopeConfig:
     """From `rope_theta` and `rope_scaling`, or `rope_parameters` as transformers 5 writes them."""
     given = {**fields.fields("rope_scaling"), **fields.fields("rope_parameters")}

@@ -16,7 +16,7 @@ from zoo.checks import ConfigError
 from zoo.hf import Fields
 from zoo.models import abstract
 from zoo.paths import flat
-from zoo.registry import FAMILIES, ModelConfig
+from zoo.registry import FAMILIES, ModelConfig, family_of
 from zoo.source import Layout, Source
 from zoo.tensors import Quantization, Spec, TensorFolder, read_json, write_tensors
 from zoo.weights import check_copies, leaf_specs, read_leaf, read_rows, tensor_specs, to_tensors
@@ -94,7 +94,7 @@ class HuggingFaceSource:
 
 def write(folder: Path, source: Source) -> None:
     """Writes the weights under Hugging Face's names, with `config.json` and what else belongs to them."""
-    family = importlib.import_module(f"zoo.{_name_of(source.config)}.hf")
+    family = importlib.import_module(f"zoo.{family_of(source.config)}.hf")
     layout = source.layout or Layout()
     rules = list(family.rules(source.config, layout.fused_experts))
     if source.layout is None:
@@ -134,10 +134,6 @@ def _architectures() -> list[str]:
 
 def _itemsize(dtype: str) -> int:
     return jnp.dtype(dtype).itemsize
-
-
-def _name_of(config: ModelConfig) -> str:
-    return next(name for name, kind in FAMILIES.items() if type(config) is kind)
 
 
 def _quantization(fields: Mapping[str, Any]) -> Quantization | None:

@@ -10,7 +10,7 @@ import jax.core
 from jaxtyping import PRNGKeyArray
 
 from zoo.base import Decoder
-from zoo.registry import FAMILIES, ModelConfig, config
+from zoo.registry import ModelConfig, config, family_of
 
 # Drawing the values runs once: compile it fast (4.8 s to 1.7 s for debug_deepseek) rather than well.
 INIT_OPTIONS = {"xla_backend_optimization_level": 0}
@@ -43,5 +43,5 @@ def count_parameters(model: str | ModelConfig, **overrides: Any) -> int:
 
 
 def _construct(config: ModelConfig, key: PRNGKeyArray) -> Decoder:
-    (family,) = (family for family, kind in FAMILIES.items() if type(config) is kind)
+    family = family_of(config)
     return getattr(importlib.import_module(f"zoo.{family}.model"), family)(config, key=key)

@@ -32,6 +32,12 @@ def config(model: str | ModelConfig, **overrides: Any) -> ModelConfig:
     return from_fields(type(model), _merged(dataclasses.asdict(model), overrides), "model")
 
 
+def family_of(config: ModelConfig) -> str:
+    """The name of the family that a configuration belongs to."""
+    (family,) = (name for name, kind in FAMILIES.items() if type(config) is kind)
+    return family
+
+
 def _read(name: str) -> tuple[str, dict[str, Any]]:
     (schema, _), fields = presets.read("model", name, "model")  # `_self_` follows the schema, which is the family's
     return schema.removeprefix("/family/").removesuffix("@_here_"), fields

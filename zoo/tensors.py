@@ -172,7 +172,7 @@ def write_tensors(folder: Path, specs: Mapping[str, Spec], tensors: Iterable[tup
             for wanted, spec in shard.items():
                 name, tensor = next(stream)
                 assert (name, tensor.shape, tensor.dtype) == (wanted, *spec)
-                np.ascontiguousarray(tensor).view(np.uint8).tofile(out) if tensor.ndim else out.write(tensor.tobytes())
+                np.ascontiguousarray(tensor).view(np.uint8).tofile(out)
     if total > 1:
         weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
         size = sum(spec.num_bytes for spec in specs.values())

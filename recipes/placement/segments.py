@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
+from layers.nodes import map_nodes
 from layers.stack import Stack, unstack
 from layers.tag import fence
 from recipes.placement.policy import policy
@@ -95,7 +96,7 @@ class PlacedStack(eqx.Module):
 
 def map_stacks(change: Callable[[Stack], Any], model: PyTree) -> PyTree:
     """The model with every canonical stack replaced."""
-    return _map_nodes(change, model, Stack)
+    return map_nodes(change, model, Stack)
 
 
 def placed_stacks(model: PyTree) -> list[PlacedStack]:
@@ -168,7 +169,7 @@ def unplace(placed: PyTree) -> PyTree:
     def change(stack: PlacedStack) -> Stack:
         return Stack(tuple(block for run in stack.runs for block in blocks(run)))
 
-    return gather_experts(_map_nodes(change, placed, PlacedStack))
+    return gather_experts(map_nodes(change, placed, PlacedStack))
 
 
 def rest_at_use(placed: PyTree, mesh: Mesh) -> PyTree:
@@ -192,14 +193,7 @@ def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
 
         return PlacedStack(tuple(changed(run) for run in stack.runs))
 
-    return _map_nodes(change_stack, placed, PlacedStack)
-
-
-def _map_nodes(change: Callable, tree: PyTree, kind: type) -> PyTree:
-    def is_kind(node: object) -> bool:
-        return isinstance(node, kind)
-
-    return jax.tree.map(lambda node: change(node) if is_kind(node) else node, tree, is_leaf=is_kind)
+    return map_nodes(change_stack, placed, PlacedStack)
 
 
 def _stack(*leaves: Array) -> Array:

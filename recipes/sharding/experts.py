@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int32, PyTree
 
 from layers.dispatch import CapacityDispatch, LocalDispatch, Plan
 from layers.experts import Experts
+from layers.nodes import map_nodes
 from recipes.sharding.rules import BATCH, SEQUENCE
 
 EXPERT = "expert"
@@ -28,7 +29,7 @@ def spread_experts(model: PyTree, mesh: Mesh, bound: float) -> PyTree:
             inner = ExchangeDispatch(mesh.shape[EXPERT], getattr(inner, "factor", bound))
         return experts.with_dispatch(MeshDispatch(mesh, inner, experts.dispatch))
 
-    return _map_experts(change, model)
+    return map_nodes(change, model, Experts)
 
 
 def gather_experts(model: PyTree) -> PyTree:
@@ -38,14 +39,7 @@ def gather_experts(model: PyTree) -> PyTree:
         dispatch = experts.dispatch
         return experts.with_dispatch(dispatch.canonical) if isinstance(dispatch, MeshDispatch) else experts
 
-    return _map_experts(change, model)
-
-
-def _map_experts(change: Callable[[Experts], Experts], model: PyTree) -> PyTree:
-    def is_experts(node: object) -> bool:
-        return isinstance(node, Experts)
-
-    return jax.tree.map(lambda node: change(node) if is_experts(node) else node, model, is_leaf=is_experts)
+    return map_nodes(change, model, Experts)
 
 
 class ExchangeDispatch(NamedTuple):
@@ -56,9 +50,6 @@ class ExchangeDispatch(NamedTuple):
 
     devices: int
     factor: float
-
-    def run(self, compute: Callable[..., Any], projections: Any, *tokens: Array) -> Any:
-        return compute(projections, *tokens)
 
     def plan(self, chosen: Int32[Array, "t k"], num_experts: int) -> Plan:
         """`num_experts` are those of one device; blocks come by expert, then by the device that sent them."""

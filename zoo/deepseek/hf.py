@@ -5,7 +5,7 @@ from typing import Any
 
 from zoo.checks import ConfigError
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
-from zoo.hf import Fields, decoder_rules, linear, rope_fields, swiglu_rules, take_rope
+from zoo.hf import Fields, decoder_rules, linear, require_plain, rope_fields, swiglu_rules, take_rope
 from zoo.weights import Rule
 
 ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
@@ -16,10 +16,7 @@ def read_config(fields: Fields, architecture: str) -> DeepSeekConfig:
 
     `num_mtp_layers` is what the configuration announces; the published files may hold fewer.
     """
-    fields.only("hidden_act", "silu")
-    fields.only("attention_bias", False)
-    fields.only("mlp_bias", False)
-    fields.only("attention_dropout", 0)
+    require_plain(fields)
     fields.only("moe_layer_freq", 1)
     heads, layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
     choices = fields.integer("num_experts_per_tok")

@@ -12,7 +12,6 @@ from layers import (
     DenseBlock,
     Embedding,
     Experts,
-    Linear,
     LocalDispatch,
     MoE,
     MoEBlock,
@@ -22,7 +21,7 @@ from layers import (
     SwiGLU,
     build_stack,
 )
-from zoo.base import Decoder, rope_config
+from zoo.base import Decoder, make_head, rope_config
 from zoo.checks import ConfigError
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 
@@ -37,7 +36,7 @@ def deepseek(config: DeepSeekConfig, *, key: PRNGKeyArray) -> Decoder:
         embedding=Embedding(c.vocab_size, c.dim, std=c.init_std, key=embed_key),
         layers=build_stack(lambda kind, key: _block(c, kind, rope, key=key), kinds, key=stack_key),
         norm=RMSNorm(c.dim, eps=c.norm_eps),
-        head=None if c.tied_embeddings else _head(c, key=head_key),
+        head=make_head(c, key=head_key),
         rope=rope,
         mtp=tuple(_mtp(c, rope, key=jax.random.fold_in(mtp_key, depth)) for depth in range(c.num_mtp_layers)),
     )
@@ -46,10 +45,6 @@ def deepseek(config: DeepSeekConfig, *, key: PRNGKeyArray) -> Decoder:
 def _mtp(c: DeepSeekConfig, rope: Rope, *, key: PRNGKeyArray) -> MTP:
     projection_key, block_key = jax.random.split(key)
     return MTP(_block(c, "moe", rope, key=block_key), c.dim, eps=c.norm_eps, std=c.init_std, key=projection_key)
-
-
-def _head(c: DeepSeekConfig, *, key: PRNGKeyArray) -> Linear:
-    return Linear(c.dim, c.vocab_size, std=c.init_std, dims=("embed", "vocab"), key=key)
 
 
 def _block(c: DeepSeekConfig, kind: str, rope: Rope, *, key: PRNGKeyArray) -> DenseBlock | MoEBlock:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from zoo.hf import Fields, decoder_rules, linear, rope_fields, swiglu_rules, take_rope
+from zoo.hf import Fields, decoder_rules, linear, require_plain, rope_fields, swiglu_rules, take_rope
 from zoo.llama.config import LlamaConfig
 from zoo.weights import Rule
 
@@ -12,10 +12,7 @@ ARCHITECTURES = ("LlamaForCausalLM",)
 
 def read_config(fields: Fields, architecture: str) -> LlamaConfig:
     """From `config.json`. Raises ConfigError for what this project does not compute."""
-    fields.only("hidden_act", "silu")
-    fields.only("attention_bias", False)
-    fields.only("mlp_bias", False)
-    fields.only("attention_dropout", 0)
+    require_plain(fields)
     dim, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return LlamaConfig(
         vocab_size=fields.integer("vocab_size"),

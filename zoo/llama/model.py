@@ -5,8 +5,8 @@ import dataclasses
 import jax
 from jaxtyping import PRNGKeyArray
 
-from layers import Attention, DenseBlock, Embedding, Linear, RMSNorm, Rope, SwiGLU, build_stack
-from zoo.base import Decoder, rope_config
+from layers import Attention, DenseBlock, Embedding, RMSNorm, Rope, SwiGLU, build_stack
+from zoo.base import Decoder, make_head, rope_config
 from zoo.llama.config import LlamaConfig
 
 
@@ -18,13 +18,9 @@ def llama(config: LlamaConfig, *, key: PRNGKeyArray) -> Decoder:
         embedding=Embedding(c.vocab_size, c.dim, std=c.init_std, key=embed_key),
         layers=build_stack(lambda _, key: _block(c, key=key), ["dense"] * c.num_layers, key=stack_key),
         norm=RMSNorm(c.dim, eps=c.norm_eps),
-        head=None if c.tied_embeddings else _head(c, key=head_key),
+        head=make_head(c, key=head_key),
         rope=Rope(dim=c.head_dim, **dataclasses.asdict(c.rope)),
     )
-
-
-def _head(c: LlamaConfig, *, key: PRNGKeyArray) -> Linear:
-    return Linear(c.dim, c.vocab_size, std=c.init_std, dims=("embed", "vocab"), key=key)
 
 
 def _block(c: LlamaConfig, *, key: PRNGKeyArray) -> DenseBlock:

@@ -172,7 +172,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
 
 def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> None:
     wanted = {path: tuple(leaf.shape) for path, leaf in flat(abstract(config)).items()}
-    for path in wanted.keys() | specs.keys():
+    for path in [*wanted, *(path for path in specs if path not in wanted)]:  # in the model's order
         if path not in specs:
             raise ConfigError("checkpoint", folder, f"lacks {path}")
         if path not in wanted:

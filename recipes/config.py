@@ -1,8 +1,13 @@
-"""What a training run is told besides model, placement, optimizer and data. Free of jax."""
+"""What a run is told. Free of jax and of Hydra."""
 
 from dataclasses import dataclass
 
+from recipes.data.config import DataConfig
+from recipes.optim import OptimizerConfig
+from recipes.placement.spec import Placement
+from recipes.sharding.config import MeshConfig
 from zoo.checks import ConfigError, require_at_most, require_choice, require_not_negative, require_positive
+from zoo.registry import ModelConfig
 
 INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
 
@@ -120,3 +125,17 @@ class RunConfig:
     def __post_init__(self):
         if not self.dir:
             raise ConfigError("run.dir", "", "must name a folder")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A configuration read and checked, as far as it can be without the model. `explain`: say who decided each cell."""
+
+    model: ModelConfig
+    placement: Placement
+    explain: bool
+    mesh: MeshConfig
+    optimizer: OptimizerConfig
+    data: DataConfig
+    train: TrainConfig
+    run: RunConfig

@@ -8,32 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 import zoo
+from recipes.config import Config
 from recipes.data.batches import Batches, train_batches, validation_batches
 from recipes.data.bytes import decode
 from recipes.data.source import Corpus
 from recipes.display import progress
-from recipes.freeze import frozen
-from recipes.optim import make_optimizer
-from recipes.placement.masks import canonical_mask
-from recipes.placement.resolve import Table, place, resolve
 from recipes.sample import generate
-from recipes.schema import Config
-from recipes.sharding.mesh import make_mesh
-from recipes.sharding.rules import constrain
+from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
-from recipes.step.state import Mask, TrainState, cast, init_state
-from recipes.step.train import make_train_step
-from zoo.base import Decoder
+from recipes.step.state import TrainState
 from zoo.checks import ConfigError
-from zoo.models import INIT_OPTIONS
 from zoo.source import Source, fill
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -48,9 +39,8 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
-    setup = Setup.of(config)
-    table = setup.table
-    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{table}\n")
+    source, setup = _open_weights(config), Setup(config)
+    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
     if config.mesh.expert > 1 and hasattr(config.model, "num_experts"):
@@ -58,7 +48,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
             f"a device sends an expert at most {config.mesh.expert_bound:g} times the mean load, the rest is dropped\n"
         )
     if config.explain:
-        print(f"{table.explain()}\n")
+        print(f"{setup.table.explain()}\n")
     folder = Path(config.run.dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +56,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         raise ConfigError("run.dir", folder, f"cannot be made: {error.strerror}") from error
     (folder / "config.yaml").write_text(resolved_config)
 
-    state = _init(setup)
+    state = setup.drawn_state() if source is None else setup.state(fill(source, jnp.float32))
     losses: list[float] = []
     validation: tuple[int, float] | None = None
     code = INTERRUPTED
@@ -89,24 +79,6 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
     print(f"written to {folder}")
     return code
-
-
-class Setup(NamedTuple):
-    """What a run is made of besides data: where weights come from (None: drawn), what stays frozen, the devices."""
-
-    config: Config
-    source: Source | None
-    table: Table
-    frozen: Mask | None
-    mesh: Mesh | None
-
-    @classmethod
-    def of(cls, config: Config) -> "Setup":
-        """Raises ConfigError if weights, placement or mesh do not fit."""
-        source = _open_weights(config)
-        mask = frozen(config.train.freeze) if config.train.freeze else None
-        mesh = make_mesh(config.mesh) if config.mesh.num_devices > 1 else None
-        return cls(config, source, _resolve(config, mask), mask and canonical_mask(mask), mesh)
 
 
 def _open_weights(config: Config) -> Source | None:
@@ -140,13 +112,6 @@ def _leaves(config: Any) -> dict[str, Any]:
     return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
-def _resolve(config: Config, mask: Mask | None) -> Table:
-    shape = (config.train.batch_size // config.train.accumulate, config.train.sequence_length)
-    model = cast(zoo.abstract(config.model), config.train.dtype)
-    apart = None if mask is None else mask(model)
-    return resolve(config.placement, model, (jax.ShapeDtypeStruct(shape, jnp.int32),), apart=apart)
-
-
 def _describe(corpus: Corpus) -> str:
     if not corpus.num_train_documents:
         return "random tokens"
@@ -157,28 +122,15 @@ def _describe(corpus: Corpus) -> str:
     )
 
 
-def _init(setup: Setup) -> TrainState:
-    """The first state: read, or drawn and placed in one program, each device its part."""
-    config, train = setup.config, setup.config.train
-    optimizer = make_optimizer(config.optimizer, train.steps)
-
-    def init(model: Decoder) -> TrainState:
-        placed = place(model, config.placement, setup.mesh, table=setup.table, expert_bound=config.mesh.expert_bound)
-        return constrain(init_state(placed, optimizer, train.dtype, frozen=setup.frozen), setup.mesh)
-
-    if setup.source is not None:
-        return init(fill(setup.source, jnp.float32))
-    draw = jax.jit(lambda key: init(zoo.build(config.model, key=key)), compiler_options=INIT_OPTIONS)
-    return draw(jax.random.key(train.seed))
-
-
 def _steps(
     setup: Setup, state: TrainState, batches: Batches, log: TextIO, losses: list[float]
 ) -> tuple[TrainState, str | None]:
     """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
     train = setup.config.train
     batch = batches.batch(0, train.batch_size)
-    step = _compile_step(setup, state, batch)
+    with _timed("compiled the step"):
+        step: Any = setup.step
+        step = step.lower(state, batch).compile()
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()
@@ -194,20 +146,6 @@ def _steps(
             losses.append(metrics["loss"])
             display.step(row)
     return state, None
-
-
-def _compile_step(setup: Setup, state: TrainState, batch: dict[str, np.ndarray]) -> Callable:
-    config, train = setup.config, setup.config.train
-    step: Any = make_train_step(
-        make_optimizer(config.optimizer, train.steps),
-        partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss, mtp=train.mtp_loss),
-        train.accumulate,
-        router_bias_rate=train.router_bias_rate,
-        frozen=setup.frozen,
-        mesh=setup.mesh,
-    )
-    with _timed("compiled the step"):
-        return step.lower(state, batch).compile()
 
 
 def _validate(config: Config, state: TrainState, batches: Batches, log: TextIO) -> tuple[int, float] | None:

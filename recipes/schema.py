@@ -1,14 +1,14 @@
 """The configuration as Hydra sees it: every group has a schema, so that a wrong key or type is an error."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from recipes.config import EvalConfig, EvalRunConfig, ExportConfig, ImportConfig, RunConfig, TrainConfig
+from recipes.config import Config, EvalConfig, EvalRunConfig, ExportConfig, ImportConfig, RunConfig, TrainConfig
 from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
@@ -16,22 +16,7 @@ from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
 from zoo import presets
 from zoo.checks import ConfigError, from_fields
-from zoo.registry import FAMILIES, ModelConfig
-
-
-@dataclass(frozen=True)
-class Config:
-    """A configuration read and checked, as far as it can be without the model. `explain`: say who decided each cell."""
-
-    model: ModelConfig
-    placement: Placement
-    explain: bool
-    mesh: MeshConfig
-    optimizer: OptimizerConfig
-    data: DataConfig
-    train: TrainConfig
-    run: RunConfig
-
+from zoo.registry import FAMILIES
 
 SECTIONS = ("model", "placement", "mesh", "optimizer", "data", "train", "run")
 GROUPS = {"mesh": MeshConfig, "optimizer": OptimizerConfig, "data": DataConfig, "target": Target}

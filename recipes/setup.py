@@ -1,0 +1,99 @@
+"""What a run is made of besides its data: the very step that trains, for devices at hand or absent ones."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+import zoo
+from recipes.config import Config
+from recipes.freeze import frozen
+from recipes.optim import make_optimizer
+from recipes.placement.masks import canonical_mask
+from recipes.placement.resolve import Table, place, resolve
+from recipes.sharding.mesh import make_mesh
+from recipes.sharding.rules import constrain, constrain_batch
+from recipes.step.loss import next_token_loss
+from recipes.step.state import Mask, TrainState, cast, init_state
+from recipes.step.train import make_train_step
+from zoo.base import Decoder
+from zoo.models import INIT_OPTIONS
+
+
+class Setup:
+    """Table, mesh, optimizer and step of a configuration.
+
+    Without `devices` the mesh is made of those at hand; `devices` of a target (`recipes.plan.compile.devices_of`) make
+    a step to compile for them, with `platform` theirs. Raises ConfigError if placement or mesh do not fit.
+    """
+
+    config: Config
+    table: Table
+    mesh: Mesh | None  # None: one device
+    frozen: Mask | None
+    optimizer: optax.GradientTransformation
+
+    def __init__(self, config: Config, devices: Sequence[Any] | None = None, platform: str | None = None):
+        self.config, self._platform = config, platform
+        self.mesh = make_mesh(config.mesh, devices) if config.mesh.num_devices > 1 else None
+        mask = frozen(config.train.freeze) if config.train.freeze else None
+        self.table = _resolve(config, mask)
+        self.frozen = mask and canonical_mask(mask)
+        self.optimizer = make_optimizer(config.optimizer, config.train.steps)
+
+    @cached_property
+    def step(self) -> Callable:
+        """The jitted train step: `(state, batch) -> (state, metrics)`."""
+        train = self.config.train
+        return make_train_step(
+            self.optimizer,
+            partial(next_token_loss, balance=train.balance_loss, z_loss=train.z_loss, mtp=train.mtp_loss),
+            train.accumulate,
+            router_bias_rate=train.router_bias_rate,
+            frozen=self.frozen,
+            mesh=self.mesh,
+            platform=self._platform,
+        )
+
+    def state(self, model: Decoder) -> TrainState:
+        """The state before the first step from a canonical float32 model, which it donates."""
+        state = init_state(self.place(model), self.optimizer, self.config.train.dtype, frozen=self.frozen)
+        return constrain(state, self.mesh)
+
+    def place(self, model: Decoder) -> PyTree:
+        """The model in segments, each array split by the mesh."""
+        bound = self.config.mesh.expert_bound
+        return place(model, self.config.placement, self.mesh, table=self.table, expert_bound=bound)
+
+    def drawn_state(self) -> TrainState:
+        """The first state of a new model, drawn and placed in one program, each device its part."""
+        draw = jax.jit(
+            lambda key: self.state(zoo.build(self.config.model, key=key)), compiler_options=dict(INIT_OPTIONS)
+        )
+        return draw(jax.random.key(self.config.train.seed))
+
+    def abstract_state(self) -> TrainState:
+        """The state as `jax.ShapeDtypeStruct`s with their shardings."""
+        placed = self.place(zoo.abstract(self.config.model))
+        init = partial(init_state, optimizer=self.optimizer, dtype=self.config.train.dtype, frozen=self.frozen)
+        return constrain(jax.eval_shape(init, placed), self.mesh)
+
+    def abstract_batch(self) -> dict[str, Any]:
+        """A batch of the step as `jax.ShapeDtypeStruct`s with their shardings."""
+        config, train = self.config, self.config.train
+        names = ("tokens", "segment_ids", "positions") if config.data.document_mask else ("tokens",)
+        shape = (train.batch_size, train.sequence_length + 1)
+        batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+        return batch if self.mesh is None else constrain_batch(batch, self.mesh)
+
+
+def _resolve(config: Config, mask: Mask | None) -> Table:
+    shape = (config.train.batch_size // config.train.accumulate, config.train.sequence_length)
+    model = cast(zoo.abstract(config.model), config.train.dtype)
+    apart = None if mask is None else mask(model)
+    return resolve(config.placement, model, (jax.ShapeDtypeStruct(shape, jnp.int32),), apart=apart)

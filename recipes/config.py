@@ -13,6 +13,27 @@ INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """One of several processes; what is None is found out by JAX from the launcher.
+
+    - `coordinator`: `HOST:PORT` of process 0; `processes`: how many there are; `index`: which one this is, from 0.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    index: int | None = None
+
+    def __post_init__(self):
+        if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
+            raise ConfigError("train.distributed.coordinator", self.coordinator, "must be of the form HOST:PORT")
+        if self.processes is not None and self.processes < 1:
+            raise ConfigError("train.distributed.processes", self.processes, "must be above zero")
+        if self.index is not None and not 0 <= self.index < (self.processes or INT32_MAX):
+            problem = f"must be from 0 to {self.processes - 1}" if self.processes else "must not be negative"
+            raise ConfigError("train.distributed.index", self.index, problem)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One run of `zoo-train`.
 
@@ -22,6 +43,8 @@ class TrainConfig:
       `recipes.make_train_step`.
     - `init_from`: a checkpoint or a Hugging Face folder whose weights training starts from; null: drawn from `seed`.
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
+    - `distributed`: the other processes of the run: `auto` asks JAX's launcher variables, SLURM, Open MPI and TPU pods;
+      a map says it; null is one process.
     - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
     - `sample_tokens`: length of the greedy sample at the end; 0 for none.
     """
@@ -38,6 +61,7 @@ class TrainConfig:
     router_bias_rate: float = 1e-3
     init_from: str | None = None
     freeze: tuple[str, ...] = ()
+    distributed: Distributed | str | None = "auto"
     validation_batches: int = 32
     sample_tokens: int = 160
 
@@ -53,6 +77,8 @@ class TrainConfig:
         for pattern in self.freeze:
             if not isinstance(pattern, str) or not pattern:
                 raise ConfigError("train.freeze", pattern, "must be a list of patterns of parameters' paths")
+        if isinstance(self.distributed, str):
+            require_choice("train.distributed", self.distributed, ("auto",))
         if self.batch_size % self.accumulate:
             problem = f"does not divide train.batch_size={self.batch_size}"
             raise ConfigError("train.accumulate", self.accumulate, problem)

@@ -1,14 +1,12 @@
 """The run: placement table, steps with progress, validation, sample, picture."""
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +18,7 @@ from recipes.data.batches import Batches, train_batches, validation_batches
 from recipes.data.bytes import decode
 from recipes.data.source import Corpus
 from recipes.display import progress
+from recipes.record import Record
 from recipes.sample import generate
 from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
@@ -49,35 +48,24 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         )
     if config.explain:
         print(f"{setup.table.explain()}\n")
-    folder = Path(config.run.dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("run.dir", folder, f"cannot be made: {error.strerror}") from error
-    (folder / "config.yaml").write_text(resolved_config)
-
+    record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config)
     state = setup.drawn_state() if source is None else setup.state(fill(source, jnp.float32))
     losses: list[float] = []
     validation: tuple[int, float] | None = None
     code = INTERRUPTED
-    with (folder / "metrics.jsonl").open("w") as log:
+    with record:
         try:
-            state, failed = _steps(setup, state, batches, log, losses)
+            state, failed = _steps(setup, state, batches, record, losses)
             if failed is None:
                 code = DONE
-                validation = _validate(config, state, held_out, log)
-                _show_sample(config, state, held_out)
+                validation = _validate(setup, state, held_out, record)
+                _show_sample(setup, state, held_out)
             else:
                 code = FAILED
                 print(failed)
         except KeyboardInterrupt:
             print(f"stopped after {len(losses)} steps")
-    if losses:
-        # Importing matplotlib takes a second, which the first step need not wait for.
-        from recipes.plot import plot_loss
-
-        plot_loss(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}", folder / "loss.png")
-    print(f"written to {folder}")
+        record.plot(losses, validation, f"{type(config.model).__name__.removesuffix('Config')}")
     return code
 
 
@@ -123,11 +111,11 @@ def _describe(corpus: Corpus) -> str:
 
 
 def _steps(
-    setup: Setup, state: TrainState, batches: Batches, log: TextIO, losses: list[float]
+    setup: Setup, state: TrainState, batches: Batches, record: Record, losses: list[float]
 ) -> tuple[TrainState, str | None]:
     """Runs all steps; the second result says what went wrong, if anything did. Appends to `losses` as it goes."""
     train = setup.config.train
-    batch = batches.batch(0, train.batch_size)
+    batch = setup.batch(batches, 0)
     with _timed("compiled the step"):
         step: Any = setup.step
         step = step.lower(state, batch).compile()
@@ -135,12 +123,12 @@ def _steps(
         for number in range(1, train.steps + 1):
             start = time.perf_counter()
             state, device_metrics = step(state, batch)
-            batch = batches.batch(number * train.batch_size, train.batch_size)  # while the device is busy
+            batch = setup.batch(batches, number * train.batch_size)  # while the device is busy
             metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
             seconds = time.perf_counter() - start
             tokens_per_s = train.batch_size * train.sequence_length / seconds
             row = {"step": number, **metrics, "tokens_per_s": tokens_per_s, "step_s": seconds}
-            _write(log, row)
+            record.row(row)
             if not math.isfinite(metrics["loss"]):
                 return state, _diverged(number, metrics)
             losses.append(metrics["loss"])
@@ -148,31 +136,31 @@ def _steps(
     return state, None
 
 
-def _validate(config: Config, state: TrainState, batches: Batches, log: TextIO) -> tuple[int, float] | None:
+def _validate(setup: Setup, state: TrainState, batches: Batches, record: Record) -> tuple[int, float] | None:
     """`(step, loss)` over the first batches of the held-out text, None if none were asked for."""
-    train = config.train
+    train = setup.config.train
     if not train.validation_batches:
         return None
     evaluate: Callable[..., Loss] = jax.jit(partial(next_token_loss, mtp=0.0))
     count = train.validation_batches
     if batches.num_sequences is not None:
         count = min(count, -(-batches.num_sequences // train.batch_size))
-    results = [
-        evaluate(state.params, batches.batch(number * train.batch_size, train.batch_size)) for number in range(count)
-    ]
+    results = [evaluate(state.params, setup.batch(batches, number * train.batch_size)) for number in range(count)]
     loss = float(sum(result.total for result in results) / sum(result.weight for result in results))
-    _write(log, {"step": train.steps, "validation_loss": loss})
+    record.row({"step": train.steps, "validation_loss": loss})
     print(f"validation loss {loss:.4f} nats a token, perplexity {math.exp(loss):.3f}")
     return train.steps, loss
 
 
-def _show_sample(config: Config, state: TrainState, batches: Batches) -> None:
+def _show_sample(setup: Setup, state: TrainState, batches: Batches) -> None:
     """Prints how the model goes on from the beginning of the held-out text."""
+    config = setup.config
     length, window = config.train.sample_tokens, config.train.sequence_length
     if not length or config.data.source == "synthetic":
         return
     prompt = batches.sequence(0)[: max(1, min(64, window // 2))]
-    text = jax.jit(generate, static_argnums=2)(state.params, prompt, min(length, max(1, window - len(prompt))))
+    extend = jax.jit(generate, static_argnums=2, out_shardings=setup.everywhere)
+    text = extend(state.params, prompt, min(length, max(1, window - len(prompt))))
     prompt, rest = np.split(np.asarray(text), [len(prompt)])
     print(f"sample, going on from the held-out text at |:\n{decode(prompt)}|{decode(rest)}\n")
 
@@ -191,8 +179,3 @@ def _timed(what: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     print(f"{what} in {time.perf_counter() - start:.1f} s")
-
-
-def _write(log: TextIO, row: dict[str, float]) -> None:
-    log.write(json.dumps(row) + "\n")
-    log.flush()

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import field
 from functools import cache
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -65,6 +65,7 @@ def read(tree: DictConfig) -> Config:
         train=from_fields(TrainConfig, fields["train"], "train"),
         run=from_fields(RunConfig, fields["run"], "run"),
     )
+    config.mesh.require_processes(getattr(config.train.distributed, "processes", None) or 1)
     config.mesh.require_batch(config.train.batch_size, config.train.sequence_length, config.train.accumulate)
     config.mesh.require_heads(config.model)
     return config
@@ -134,10 +135,15 @@ def _twin(kind: type) -> type:
     fields = []
     for item in dataclasses.fields(kind):
         nested: Any = _twin(item.type) if dataclasses.is_dataclass(item.type) else item.type  # type: ignore[arg-type]
-        nested = Any if nested is bool or get_origin(nested) is tuple else nested
+        nested = Any if nested is bool or get_origin(nested) is tuple or _is_choice_of_map(nested) else nested
         default: Any = MISSING if item.default is dataclasses.MISSING else item.default
         if item.default_factory is not dataclasses.MISSING:
             values = dataclasses.asdict(item.default_factory())  # type: ignore[call-overload]
             default = field(default_factory=lambda nested=nested, values=values: nested(**values))
         fields.append((item.name, nested, default))
     return dataclasses.make_dataclass(kind.__name__, fields)
+
+
+def _is_choice_of_map(kind: Any) -> bool:
+    """Whether a field takes a dataclass or something else, which OmegaConf cannot express."""
+    return any(dataclasses.is_dataclass(each) for each in get_args(kind))

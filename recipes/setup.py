@@ -1,17 +1,18 @@
 """What a run is made of besides its data: the very step that trains, for devices at hand or absent ones."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 import zoo
 from recipes.config import Config
+from recipes.data.batches import Batches
 from recipes.freeze import frozen
 from recipes.optim import make_optimizer
 from recipes.placement.masks import canonical_mask
@@ -90,6 +91,26 @@ class Setup:
         shape = (train.batch_size, train.sequence_length + 1)
         batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
         return batch if self.mesh is None else constrain_batch(batch, self.mesh)
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """The sharding of what every device shall hold whole."""
+        return self.mesh and NamedSharding(self.mesh, PartitionSpec())
+
+    def batch(self, batches: Batches, cursor: int) -> dict[str, Any]:
+        """The sequences of one step from `cursor` on; on a mesh each process reads those of its own devices alone."""
+        size = self.config.train.batch_size
+        if self.mesh is None:
+            return batches.batch(cursor, size)
+        read = lru_cache(lambda first, last: batches.batch(cursor + first, last - first))
+
+        def part(name: str) -> Callable:
+            return lambda index: read(*index[0].indices(size)[:2])[name]
+
+        return {
+            name: jax.make_array_from_callback(leaf.shape, leaf.sharding, part(name))
+            for name, leaf in self.abstract_batch().items()
+        }
 
 
 def _resolve(config: Config, mask: Mask | None) -> Table:

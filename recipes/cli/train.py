@@ -1,12 +1,15 @@
 """`zoo-train`: trains a model under a placement."""
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.cli.launch import launch
 from recipes.cli.runtime import prepare_jax, require_extra
+from recipes.processes import launcher, run_joined
 from recipes.schema import read
 from zoo.checks import ConfigError
 
@@ -27,10 +30,16 @@ def train(tree: DictConfig) -> int:
     _require_folder(config.run.dir)
     corpus = load(config.data, config.model.vocab_size)
 
-    from recipes.loop import run
-
     prepare_jax(config.run.compile_cache)
-    return run(config, corpus, OmegaConf.to_yaml(tree, resolve=True))
+    others = launcher(config.train.distributed)
+    job = partial(_run, config, corpus, OmegaConf.to_yaml(tree, resolve=True))
+    return job() if others is None else run_joined("zoo-train", others, config.mesh.num_devices, job)
+
+
+def _run(*args: Any) -> int:
+    from recipes.loop import run  # imports jax
+
+    return run(*args)
 
 
 def _require_folder(folder: str) -> None:

@@ -38,6 +38,13 @@ class MeshConfig:
     def num_devices(self) -> int:
         return math.prod(self.shape.values())
 
+    def require_processes(self, processes: int) -> None:
+        """Raises ConfigError if there are more processes than the mesh has devices, or some would have fewer."""
+        if self.num_devices % processes:
+            product = " x ".join(f"{name}={size}" for name, size in self.shape.items() if size > 1) or "1"
+            problem = f"the mesh has {self.num_devices} devices ({product}), which {processes} processes cannot share"
+            raise ConfigError("train.distributed.processes", processes, problem)
+
     def require_batch(self, batch_size: int, sequence_length: int, accumulate: int) -> None:
         """Raises ConfigError unless the devices that split a micro-batch can do so evenly."""
         micro = batch_size // accumulate

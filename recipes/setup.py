@@ -18,9 +18,9 @@ from recipes.optim import make_optimizer
 from recipes.placement.masks import canonical_mask
 from recipes.placement.resolve import Table, place, resolve
 from recipes.sharding.mesh import make_mesh
-from recipes.sharding.rules import constrain, constrain_batch
+from recipes.sharding.rules import constrain_batch
 from recipes.step.loss import next_token_loss
-from recipes.step.state import Mask, TrainState, cast, init_state
+from recipes.step.state import Mask, TrainState, cast, init_state, split_state
 from recipes.step.train import make_train_step
 from zoo.base import Decoder
 from zoo.models import INIT_OPTIONS
@@ -58,13 +58,14 @@ class Setup:
             router_bias_rate=train.router_bias_rate,
             frozen=self.frozen,
             mesh=self.mesh,
+            zero=self.config.mesh.zero,
             platform=self._platform,
         )
 
     def state(self, model: Decoder) -> TrainState:
         """The state before the first step from a canonical float32 model, which it donates."""
         state = init_state(self.place(model), self.optimizer, self.config.train.dtype, frozen=self.frozen)
-        return constrain(state, self.mesh)
+        return split_state(state, self.mesh, self.config.mesh.zero)
 
     def place(self, model: Decoder) -> PyTree:
         """The model in segments, each array split by the mesh."""
@@ -82,7 +83,7 @@ class Setup:
         """The state as `jax.ShapeDtypeStruct`s with their shardings."""
         placed = self.place(zoo.abstract(self.config.model))
         init = partial(init_state, optimizer=self.optimizer, dtype=self.config.train.dtype, frozen=self.frozen)
-        return constrain(jax.eval_shape(init, placed), self.mesh)
+        return split_state(jax.eval_shape(init, placed), self.mesh, self.config.mesh.zero)
 
     def abstract_batch(self) -> dict[str, Any]:
         """A batch of the step as `jax.ShapeDtypeStruct`s with their shardings."""

@@ -5,6 +5,7 @@ expected to be zero must therefore be exactly zero, and an average cannot hide o
 norms instead.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+LONG = os.environ.get("ZOO_PROFILE") == "long"
 
 # float32 against a float64 oracle, or two float32 programs that sum in another order: some 64 terms a sum and a few
 # operations in a row, each rounded to 2^-24. Measured: at most 4e-6, in gradients.

@@ -6,6 +6,8 @@ from typing import Any
 
 from zoo.checks import ConfigError, require_positive
 
+AXES = ("replica", "fsdp", "expert", "tensor", "context")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
@@ -16,6 +18,8 @@ class MeshConfig:
     - `expert`: as `fsdp`, and routed experts are split by number.
     - `tensor`: heads, hidden dims and vocabulary are split.
     - `context`: the sequence is split.
+    - `zero`: what `fsdp` and `expert` split besides the batch: 3 all of it, 2 no parameters, 1 no gradients either
+      (arXiv 1910.02054); each device then computes with whole parameters and need not gather them layer by layer.
     - `expert_bound`: along `expert`, a device sends at most that many times the mean load to an expert.
     """
 
@@ -24,15 +28,18 @@ class MeshConfig:
     expert: int = 1
     tensor: int = 1
     context: int = 1
+    zero: int = 3
     expert_bound: float = 2.0
 
     def __post_init__(self):
         require_positive("mesh", self, *(field.name for field in fields(self)))
+        if self.zero not in (1, 2, 3):
+            raise ConfigError("mesh.zero", self.zero, "must be 1, 2 or 3")
 
     @property
     def shape(self) -> dict[str, int]:
         """Axis -> devices."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.type is int}
+        return {name: getattr(self, name) for name in AXES}
 
     @property
     def num_devices(self) -> int:

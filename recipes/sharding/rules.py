@@ -42,14 +42,14 @@ def shardings(tree: PyTree, mesh: Mesh, rules: Mapping[str, tuple[str, ...]] = R
     return jax.tree.unflatten(structure, [NamedSharding(mesh, spec) for spec in specs])
 
 
-def constrain(tree: PyTree, mesh: Mesh | None) -> PyTree:
+def constrain(tree: PyTree, mesh: Mesh | None, rules: Mapping[str, tuple[str, ...]] = RULES) -> PyTree:
     """The tree under its shardings, traced, abstract or moved there; itself without a mesh."""
-    return tree if mesh is None else jax.tree.map(_constrain, tree, shardings(tree, mesh))
+    return tree if mesh is None else jax.tree.map(_constrain, tree, shardings(tree, mesh, rules))
 
 
 def at_use(block: PyTree, mesh: Mesh) -> PyTree:
     """The weights of a layer as it computes with them. Traced inside a checkpoint, they are gathered in both passes."""
-    return jax.tree.map(_constrain, block, shardings(block, mesh, RULES_AT_USE))
+    return constrain(block, mesh, RULES_AT_USE)
 
 
 def constrain_batch(batch: PyTree, mesh: Mesh) -> PyTree:

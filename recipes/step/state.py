@@ -1,5 +1,6 @@
 """What training carries from step to step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Int32, PyTree
 
 from layers.buffer import split_buffers
+from recipes.sharding.rules import RULES, RULES_AT_USE, constrain
 
 Mask = Callable[[PyTree], PyTree]  # of parameters, as `recipes.canonical_mask` makes it
 
@@ -47,6 +50,12 @@ def init_state(
         master=cast(trainable, jnp.float32) if narrow else None,
         opt_state=opt_state,
     )
+
+
+def split_state(state: TrainState, mesh: Mesh | None, zero: int = 3) -> TrainState:
+    """The state in its parts on a mesh, traced, abstract or moved there. Below `zero` 3 parameters stay whole."""
+    rest = constrain(dataclasses.replace(state, params=None), mesh)
+    return dataclasses.replace(rest, params=constrain(state.params, mesh, RULES if zero == 3 else RULES_AT_USE))
 
 
 def split_trainable(params: PyTree, frozen: Mask | None = None) -> tuple[PyTree, PyTree]:

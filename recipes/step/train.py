@@ -14,9 +14,9 @@ from jaxtyping import Array, Float32, Int32, PyTree
 from layers.router import Router
 from recipes.flags import compiler_options
 from recipes.placement.segments import Run, rest_at_use
-from recipes.sharding.rules import constrain, constrain_batch
+from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch
 from recipes.step.loss import Batch, Loss, next_token_loss
-from recipes.step.state import Mask, TrainState, cast, split_trainable
+from recipes.step.state import Mask, TrainState, cast, split_state, split_trainable
 
 LossFunction = Callable[[Any, Batch], Loss]
 Metrics = dict[str, Array]
@@ -30,6 +30,7 @@ def make_train_step(
     router_bias_rate: float = 0.0,
     frozen: Mask | None = None,
     mesh: Mesh | None = None,
+    zero: int = 3,
     platform: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     r"""A jitted step `(state, batch) -> (state, metrics)` that donates the state and closes over no arrays.
@@ -40,7 +41,7 @@ def make_train_step(
       each expert in the batch (DeepSeek-V3, section 2.1.2): outside the gradient, without decay or moments.
     - `frozen`: a mask (`recipes.canonical_mask`) that is true for what no step changes, router biases among it. There
       are no gradients of it; `init_state` takes the same mask.
-    - `mesh`: what splits state and batch, as for `recipes.place`; gradients are split like the parameters.
+    - `mesh`: what splits state and batch, as for `recipes.place`; `zero`: how much of them, as for `MeshConfig`.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
     Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
@@ -51,7 +52,7 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         trainable, rest = split_trainable(state.params, frozen)
         result, gradients = _gradients(_on_mesh(loss, mesh), trainable, rest, batch, accumulate)
-        gradients = constrain(gradients, mesh)
+        gradients = constrain(gradients, mesh, RULES if zero > 1 else RULES_AT_USE)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
         master = trainable if state.master is None else state.master
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
@@ -69,7 +70,7 @@ def make_train_step(
             master=None if state.master is None else master,
             opt_state=opt_state,
         )
-        return constrain(new, mesh), _metrics(result, gradients, opt_state)
+        return split_state(new, mesh, zero), _metrics(result, gradients, opt_state)
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
 

@@ -19,6 +19,13 @@ from tests import helpers
 # Of a test that draws placements: under the import hook beartype picks what it checks at random, in a strategy too.
 BEARTYPE_DRAWS = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
+# A tiny run of `zoo-train`.
+QUICK = """
+model=debug_llama model.dim=16 model.num_layers=2 model.num_heads=2 model.num_kv_heads=1 model.head_dim=8
+model.mlp_dim=16 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=0
+train.sample_tokens=0
+""".split()
+
 
 def total(model: Any, batch: Any) -> jax.Array:
     """All parts of the loss, in more than one chunk."""

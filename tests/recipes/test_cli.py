@@ -12,19 +12,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipes.cli import train as train_cli
+from tests.recipes.common import QUICK
 
 TINY = """
 model=debug_deepseek model.dim=16 model.num_layers=2 model.num_heads=2 model.query_rank=8 model.kv_rank=8
 model.nope_head_dim=4 model.rope_head_dim=4 model.value_head_dim=4 model.mlp_dim=16 model.expert_dim=8
 model.num_experts=4 model.router.groups=1 model.router.groups_kept=1
 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=2 train.sample_tokens=4
-""".split()
-
-
-QUICK = """
-model=debug_llama model.dim=16 model.num_layers=2 model.num_heads=2 model.num_kv_heads=1 model.head_dim=8
-model.mlp_dim=16 train.steps=3 train.batch_size=2 train.sequence_length=8 train.validation_batches=0
-train.sample_tokens=0
 """.split()
 
 
@@ -179,7 +173,10 @@ def test_interrupt_ends_cleanly(tmp_path, text):
     while not (log.exists() and log.stat().st_size > 0) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "stopped after" in out
     assert "Traceback" not in err

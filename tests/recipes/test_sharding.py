@@ -1,8 +1,9 @@
 """On eight devices: the numbers of one, every array in parts, and meshes that cannot be are refused."""
 
+import dataclasses
 import functools
 import math
-import os
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -18,9 +19,12 @@ from layers import Linear
 from layers.axes import logical_axes
 from recipes import MeshConfig, OptimizerConfig, Placement, make_mesh, make_optimizer, place, unplace
 from recipes.placement.segments import rest_at_use
-from recipes.sharding.rules import RULES, constrain, constrain_batch, shardings
+from recipes.placement.spec import PLACES
+from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch, shardings
+from recipes.step.loss import Loss, next_token_loss
+from recipes.step.state import split_state
 from tests import helpers
-from tests.recipes.common import BEARTYPE_DRAWS, lenient, total
+from tests.recipes.common import BEARTYPE_DRAWS, lenient
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
 from zoo.models import INIT_OPTIONS
@@ -58,7 +62,7 @@ MESHES = {
     "llama": [{"fsdp": 8}, {"tensor": 4, "replica": 2}, {"context": 2, "fsdp": 2, "tensor": 2}],
     "deepseek": [{"tensor": 2, "fsdp": 4}, {"tensor": 4, "context": 2}, {"expert": 8}, {"expert": 2, "fsdp": 4}],
 }
-if os.environ.get("ZOO_PROFILE") == "long":
+if helpers.LONG:
     MESHES["deepseek"] += [{"fsdp": 8}, {"expert": 4, "tensor": 2}, {"replica": 2, "expert": 2, "tensor": 2}]
 CASES = [(name, mesh) for name, meshes in MESHES.items() for mesh in meshes]
 
@@ -69,21 +73,31 @@ def batch() -> dict[str, np.ndarray]:
     return {"tokens": rng.integers(0, 16, (8, 5)).astype(np.int32), "loss_mask": mask}
 
 
+def whole_loss(model: Any, batch: Any) -> Loss:
+    return next_token_loss(model, batch, balance=0.1, z_loss=1e-2, mtp=0.3, chunk=3)
+
+
 def model(name: str) -> Any:
     return helpers.host(helpers.drawn(lambda: zoo.abstract(CONFIGS[name]), std=0.5))
 
 
-def gradients(name: str, mesh: Any, loss: Any = total) -> tuple[Any, dict[str, np.ndarray], Any]:
+def gradients(
+    name: str, mesh: Any, loss: Any = whole_loss, placement: Placement | None = None
+) -> tuple[Any, dict[str, np.ndarray], Any]:
     """Loss, gradients by canonical path, and how many choices fell on each expert and were dropped."""
-    placed = place(jax.tree.map(jnp.asarray, model(name)), PLACEMENTS[name], mesh, expert_bound=BOUND)
+    placement = placement or PLACEMENTS[name]
+    placed = place(jax.tree.map(jnp.asarray, model(name)), placement, mesh, expert_bound=BOUND)
 
     def on_mesh(model: Any, batch: Any) -> Any:
         return (rest_at_use(model, mesh), constrain_batch(batch, mesh)) if mesh is not None else (model, batch)
 
     @helpers.jit
     def run(model: Any, batch: Any) -> Any:
-        value, gradient = jax.value_and_grad(lambda model: loss(*on_mesh(model, batch)))(model)
-        moe = model.forward(batch["tokens"][:, :-1]).aux.moe
+        def parts(model: Any) -> Any:
+            result = loss(*on_mesh(model, batch))
+            return result.total, result.stats
+
+        (value, moe), gradient = jax.value_and_grad(parts, has_aux=True)(model)
         return value, constrain(gradient, mesh), None if moe is None else (moe.counts, moe.dropped)
 
     value, gradient, counts = run(placed, batch())
@@ -95,12 +109,18 @@ def expected(name: str) -> Any:
     return gradients(name, None)
 
 
+def parts_of(path: str, leaf: np.ndarray) -> Iterable[np.ndarray]:
+    if ".experts." in path:
+        return leaf
+    return leaf.T if path.endswith(("kv_down.weight", "query_down.weight")) else [leaf]
+
+
 def assert_same(actual: Any, expected: Any) -> None:
-    """Loss and the largest difference of every leaf, and of every expert in it."""
+    """Loss, and the largest difference of each leaf, each expert, and each row of MLA's latents and rope key."""
     helpers.assert_close(np.asarray(actual[0]), np.asarray(expected[0]), helpers.FLOAT32)
     assert actual[1].keys() == expected[1].keys()
     for path, leaf in expected[1].items():
-        parts = zip(actual[1][path], leaf, strict=True) if ".experts." in path else [(actual[1][path], leaf)]
+        parts = zip(*(parts_of(path, each) for each in (actual[1][path], leaf)), strict=True)
         for number, (part, wanted) in enumerate(parts):
             helpers.assert_close({f"{path} {number}": part}, {f"{path} {number}": wanted}, helpers.FLOAT32)
     helpers.assert_bit_equal(actual[2], expected[2])
@@ -112,10 +132,10 @@ def test_loss_gradients_and_choices_are_those_of_one_device(name: str, shape: di
 
 
 def test_the_comparison_sees_one_shards_contribution_doubled():
-    def doubled(model: Any, batch: Any) -> jax.Array:
+    def doubled(model: Any, batch: Any) -> Loss:
         weight = jnp.ones(8, jnp.float32).at[3].set(2.0)  # what the device with sequence 3 adds, twice
         mask = batch["loss_mask"].astype(jnp.float32) * jnp.broadcast_to(weight[:, None], batch["loss_mask"].shape)
-        return total(model, {**batch, "loss_mask": mask})
+        return whole_loss(model, {**batch, "loss_mask": mask})
 
     with pytest.raises(AssertionError, match="largest difference"):
         assert_same(gradients("llama", make_mesh(MeshConfig(fsdp=8)), doubled), expected("llama"))
@@ -141,33 +161,49 @@ def test_weights_are_drawn_into_their_parts_and_depend_on_no_mesh():
     assert held < sum(leaf.nbytes for leaf in leaves) / 8 * 1.8  # norms, routers' tensor axis, counters are whole
 
 
-def assert_split(state: Any, mesh: Any) -> None:
-    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings(state, mesh)), strict=True):
+def assert_split(state: Any, mesh: Any, zero: int = 3) -> None:
+    split = shardings(state, mesh)
+    split = dataclasses.replace(split, params=shardings(state.params, mesh, RULES if zero == 3 else RULES_AT_USE))
+    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(split), strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
-def test_steps_on_a_mesh_are_those_of_one_device():
-    """Metrics of three whole train steps with accumulation, and the state stays in its parts."""
-    history = []
-    for mesh in (None, make_mesh(MeshConfig(fsdp=2, tensor=2, replica=2))):
-        optimizer = lenient(make_optimizer(OptimizerConfig(learning_rate=1e-2, schedule="constant"), 3))
-        placed = place(jax.tree.map(jnp.asarray, model("llama")), PLACEMENTS["llama"], mesh)
-        state = constrain(recipes.init_state(placed, optimizer), mesh)
-        step: Any = recipes.make_train_step(optimizer, accumulate=2, mesh=mesh)
-        metrics = []
-        for _ in range(3):
-            state, reported = step(state, batch())
-            metrics.append(helpers.host(reported))
-        history.append(metrics)
-        if mesh is not None:
-            assert_split(state, mesh)
-    helpers.assert_close(history[1], history[0], helpers.FLOAT32_MODEL)
+@functools.cache
+def three_steps(shape: tuple[tuple[str, int], ...], zero: int) -> Any:
+    """Metrics of whole train steps with accumulation, and the parameters after them; the state stays in its parts."""
+    mesh = make_mesh(MeshConfig(**dict(shape))) if shape else None
+    optimizer = lenient(make_optimizer(OptimizerConfig(learning_rate=1e-2, schedule="constant"), 3))
+    placed = place(jax.tree.map(jnp.asarray, model("llama")), PLACEMENTS["llama"], mesh)
+    state = split_state(recipes.init_state(placed, optimizer), mesh, zero)
+    step: Any = recipes.make_train_step(optimizer, accumulate=2, mesh=mesh, zero=zero)
+    metrics = []
+    for _ in range(3):
+        state, reported = step(state, batch())
+        metrics.append(helpers.host(reported))
+    if mesh is not None:
+        assert_split(state, mesh, zero)
+    return metrics, flat(unplace(helpers.host(state.params)))
+
+
+@pytest.mark.parametrize("zero", [3, 2, 1])
+def test_steps_on_a_mesh_are_those_of_one_device(zero: int):
+    actual, wanted = three_steps((("fsdp", 4), ("tensor", 2)), zero), three_steps((), 3)
+    helpers.assert_close(actual, wanted, helpers.FLOAT32_MODEL)
 
 
 @st.composite
 def meshes(draw: st.DrawFn) -> dict[str, int]:
     axes = draw(st.lists(st.sampled_from(["replica", "fsdp", "expert", "tensor"]), min_size=3, max_size=3))
     return {axis: 2 ** axes.count(axis) for axis in axes if axis != "tensor" or axes.count(axis) < 3}
+
+
+@BEARTYPE_DRAWS
+@settings(max_examples=30 if helpers.LONG else 2)
+@given(shape=meshes(), tags=st.dictionaries(st.sampled_from(["attn_query", "mlp_gate"]), st.sampled_from(PLACES)))
+def test_random_meshes_and_placements_give_the_numbers_of_one_device(shape: dict[str, int], tags: dict[str, str]):
+    config = MeshConfig(**shape)
+    mesh = make_mesh(config, jax.devices()[: config.num_devices])
+    assert_same(gradients("llama", mesh, placement=Placement(activations=tags)), expected("llama"))
 
 
 @BEARTYPE_DRAWS

@@ -30,6 +30,7 @@ class Experts(eqx.Module):
     up_proj: Float[Array, "e dim hidden"]
     down_proj: Float[Array, "e hidden dim"]
     dispatch: Dispatch = eqx.field(static=True)
+    wide: bool = eqx.field(static=True)  # see `layers.wide`
     plan: Tag[Int32[Array, "..."]] = tag()
     dispatched: Tag[Float[Array, "n c dim"]] = tag()
     gate: Tag[Float[Array, "n c hidden"]] = tag()
@@ -55,7 +56,7 @@ class Experts(eqx.Module):
         self.gate_proj = std * jax.random.normal(gate_key, (num_experts, dim, hidden_dim), jnp.float32)
         self.up_proj = std * jax.random.normal(up_key, (num_experts, dim, hidden_dim), jnp.float32)
         self.down_proj = std * jax.random.normal(down_key, (num_experts, hidden_dim, dim), jnp.float32)
-        self.dispatch = dispatch
+        self.dispatch, self.wide = dispatch, False
         name_tags(self, prefix)
 
     def with_dispatch(self, dispatch: Dispatch) -> "Experts":
@@ -68,6 +69,8 @@ class Experts(eqx.Module):
         self, x: Float[Array, "*t dim"], weights: Float[Array, "*t k"], chosen: Int32[Array, "*t k"]
     ) -> tuple[Float[Array, "*t dim"], Int32[Array, ""]]:
         projections = Weights(self.gate_proj, self.up_proj, self.down_proj)
+        if self.wide:
+            projections = jax.tree.map(lambda weight: weight.astype(jnp.float32), projections)
         return self.dispatch.run(self._compute, projections, x, weights, chosen)
 
     def _compute(
@@ -77,6 +80,7 @@ class Experts(eqx.Module):
         weights: Float[Array, "*t k"],
         chosen: Int32[Array, "*t k"],
     ) -> tuple[Float[Array, "*t dim"], Int32[Array, ""]]:
+        projections = jax.tree.map(lambda weight: weight.astype(x.dtype), projections)
         shape = x.shape
         x, weights, chosen = (part.reshape(-1, part.shape[-1]) for part in (x, weights, chosen))
         plan = jax.tree.map(self.plan, self.dispatch.plan(chosen, projections.gate.shape[0]))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from layers.axes import Axes, Dims
+from layers.wide import product
 
 
 class Linear(eqx.Module):
@@ -16,13 +17,14 @@ class Linear(eqx.Module):
 
     weight: Float[Array, "in_dim out_dim"]
     dims: Dims = eqx.field(static=True)
+    wide: bool = eqx.field(static=True)  # see `layers.wide`
 
     def __init__(self, in_dim: int, out_dim: int, *, std: float = 0.02, dims: Dims = (None, None), key: PRNGKeyArray):
-        self.dims = dims
+        self.dims, self.wide = dims, False
         self.weight = std * jax.random.normal(key, (in_dim, out_dim), jnp.float32)
 
     def __call__(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        return x @ self.weight
+        return product(x, self.weight) if self.wide else x @ self.weight
 
     @property
     def axes(self) -> Axes:

@@ -41,6 +41,7 @@ class TrainConfig:
     - `dtype`: of computation; with `bfloat16` masters, gradients' sums and moments are float32.
     - `balance_loss`, `z_loss`, `mtp_loss`: coefficients of `recipes.next_token_loss`; `router_bias_rate`: see
       `recipes.make_train_step`.
+    - `wide_gradients`: see `recipes.make_train_step`; with `float32` they are that already.
     - `init_from`: a checkpoint or a Hugging Face folder whose weights training starts from; null: drawn from `seed`.
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
     - `distributed`: the other processes of the run: `auto` asks JAX's launcher variables, SLURM, Open MPI and TPU pods;
@@ -59,6 +60,7 @@ class TrainConfig:
     z_loss: float = 0.0
     mtp_loss: float = 0.3
     router_bias_rate: float = 1e-3
+    wide_gradients: bool = False
     init_from: str | None = None
     freeze: tuple[str, ...] = ()
     distributed: Distributed | str | None = "auto"

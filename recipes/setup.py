@@ -59,6 +59,7 @@ class Setup:
             frozen=self.frozen,
             mesh=self.mesh,
             zero=self.config.mesh.zero,
+            wide_gradients=train.wide_gradients,
             platform=self._platform,
         )
 

@@ -99,7 +99,8 @@ def _fit(key: str, value: Any, wanted: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(key, value, "must be a finite number")
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ConfigError(key, value, f"must be of type {getattr(wanted, '__name__', wanted)}")
+        names = [kind.__name__ if kind is not types.NoneType else "null" for kind in kinds]
+        raise ConfigError(key, value, f"must be of type {' or '.join(names)}")
     return value
 
 

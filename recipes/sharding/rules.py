@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -48,8 +49,17 @@ def constrain(tree: PyTree, mesh: Mesh | None, rules: Mapping[str, tuple[str, ..
 
 
 def at_use(block: PyTree, mesh: Mesh) -> PyTree:
-    """The weights of a layer as it computes with them. Traced inside a checkpoint, they are gathered in both passes."""
-    return constrain(block, mesh, RULES_AT_USE)
+    """The weights of a layer as it computes with them, their gradients in the parts of `RULES`.
+
+    Traced inside a checkpoint, weights are gathered in both passes. Gradients are split where they come up: a mere
+    constraint of the weights would hold for the gradients too, and each device would first sum them whole.
+    """
+    leaves, structure = jax.tree.flatten(block)
+    wholes, parts = (jax.tree.leaves(shardings(block, mesh, rules)) for rules in (RULES_AT_USE, RULES))
+    named = zip(leaves, wholes, parts, logical_axes(block), strict=True)
+    return jax.tree.unflatten(
+        structure, [_gathered(leaf, whole, _on_the_way(whole, part, dims)) for leaf, whole, part, dims in named]
+    )
 
 
 def constrain_batch(batch: PyTree, mesh: Mesh) -> PyTree:
@@ -62,6 +72,32 @@ def constrain_hidden(x: Array, mesh: Mesh) -> Array:
     sizes = math.prod(mesh.shape[axis] for axis in BATCH), mesh.shape[SEQUENCE]
     spec = [axes if n % size == 0 else None for n, size, axes in zip(x.shape, sizes, (BATCH, SEQUENCE), strict=False)]
     return _constrain(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def _on_the_way(whole: NamedSharding, part: NamedSharding, dims: Dims) -> tuple[NamedSharding, ...]:
+    """What a weight's gradient is constrained to, one after the other.
+
+    Rows of an embedding are scattered over a split vocabulary: were they split too, XLA would first give every device
+    the hidden states of all.
+    """
+    return (whole, part) if dims and dims[0] == "vocab" else (part,)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(leaf: Any, whole: NamedSharding, slopes: tuple[NamedSharding, ...]) -> Any:
+    """`leaf` under `whole`, its gradient under `slopes`, one after the other."""
+    return _constrain(leaf, whole)
+
+
+def _gather(leaf: Any, whole: NamedSharding, slopes: tuple[NamedSharding, ...]) -> Any:
+    return _constrain(leaf, whole), None
+
+
+def _split(whole: NamedSharding, slopes: tuple[NamedSharding, ...], _: None, slope: Any) -> Any:
+    return (reduce(_constrain, slopes, slope),)
+
+
+_gathered.defvjp(_gather, _split)
 
 
 def _constrain(leaf: Any, sharding: NamedSharding) -> Any:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float32, Int32, PyTree
 
 from layers.router import Router
+from layers.wide import widened
 from recipes.flags import compiler_options
 from recipes.placement.segments import Run, rest_at_use
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch
@@ -31,6 +32,7 @@ def make_train_step(
     frozen: Mask | None = None,
     mesh: Mesh | None = None,
     zero: int = 3,
+    wide_gradients: bool = False,
     platform: str | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     r"""A jitted step `(state, batch) -> (state, metrics)` that donates the state and closes over no arrays.
@@ -42,6 +44,8 @@ def make_train_step(
     - `frozen`: a mask (`recipes.canonical_mask`) that is true for what no step changes, router biases among it. There
       are no gradients of it; `init_state` takes the same mask.
     - `mesh`: what splits state and batch, as for `recipes.place`; `zero`: how much of them, as for `MeshConfig`.
+    - `wide_gradients`: whether gradients are summed over tokens and devices in float32 and rounded to the dtype of
+      computation once after, rather than on each device before: twice the bytes between devices.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
     Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
@@ -51,7 +55,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         trainable, rest = split_trainable(state.params, frozen)
-        result, gradients = _gradients(_on_mesh(loss, mesh), trainable, rest, batch, accumulate)
+        result, gradients = _gradients(_on_mesh(loss, mesh, wide_gradients), trainable, rest, batch, accumulate)
         gradients = constrain(gradients, mesh, RULES if zero > 1 else RULES_AT_USE)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
         master = trainable if state.master is None else state.master
@@ -75,10 +79,12 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
 
 
-def _on_mesh(loss: LossFunction, mesh: Mesh | None) -> LossFunction:
-    if mesh is None:
-        return loss
-    return lambda model, batch: loss(rest_at_use(model, mesh), constrain_batch(batch, mesh))
+def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:
+    def run(model: Any, batch: Batch) -> Loss:
+        model = widened(model) if wide else model
+        return loss(model, batch) if mesh is None else loss(rest_at_use(model, mesh), constrain_batch(batch, mesh))
+
+    return run
 
 
 def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: float, frozen: Mask | None) -> PyTree:

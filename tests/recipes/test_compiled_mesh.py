@@ -22,7 +22,7 @@ BATCH, SEQ, LAYERS = 8, 64, 3
 ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "pred": 1}
 
 
-def compiled(name: str, shape: dict[str, int]) -> tuple[CompiledMemory, Any, int]:
+def compiled(name: str, shape: dict[str, int], *, wide: bool = False) -> tuple[CompiledMemory, Any, int]:
     """What the compiler says of a bfloat16 step, its state, and the host bytes that the table asks for."""
     mesh = make_mesh(MeshConfig(**shape), devices_of(TARGET, 8))
     model = zoo.abstract(name, num_layers=LAYERS)
@@ -32,7 +32,7 @@ def compiled(name: str, shape: dict[str, int]) -> tuple[CompiledMemory, Any, int
     placed = place(model, PLACEMENT, mesh, table=resolve(PLACEMENT, model))
     state = jax.eval_shape(lambda placed: recipes.init_state(placed, optimizer, jnp.bfloat16), placed)
     batch = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
-    step = recipes.make_train_step(optimizer, mesh=mesh, platform="cuda")
+    step = recipes.make_train_step(optimizer, mesh=mesh, wide_gradients=wide, platform="cuda")
     with jax.numpy_dtype_promotion("standard"):
         found = compile_for(step, constrain(state, mesh), constrain_batch(batch, mesh), target=TARGET)
     return found, state, table.place_bytes("host")
@@ -42,7 +42,7 @@ def results(hlo: str, operation: str) -> list[int]:
     """Bytes of each array that an operation, started or not, gives."""
     found = []
     for line in re.findall(rf"= (.*?) {operation}(?:-start)?\(", hlo):
-        outputs = line.rsplit("), (", 1)[-1] if "), (" in line else line
+        outputs = line.partition("), ")[2] if line.startswith("((") else line  # a start names what it was given first
         for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", outputs):
             found.append(ITEM_BYTES[kind] * math.prod(int(n) for n in dims.split(",") if n))
     return found
@@ -61,3 +61,13 @@ def test_each_device_holds_its_part_and_weights_are_gathered_layer_by_layer(shap
     assert max(results(memory.hlo, "all-gather")) <= 2 * max(layer, embedding)
     assert results(memory.hlo, "reduce-scatter")
     assert "rematerialization" not in capfd.readouterr().err.lower()
+
+
+def test_wide_gradients_are_summed_in_float32_and_in_parts_before_copies_of_everything():
+    """Along `fsdp` each device gets the sum of its own part; only that part is summed over `replica`."""
+    memory, state, _ = compiled("debug_llama", {"replica": 2, "fsdp": 4}, wide=True)
+    sums = re.findall(r"= (.*?) (?:reduce-scatter|all-reduce)(?:-start)?\(", memory.hlo)
+    assert sums
+    assert not [each for each in sums if "bf16" in each]
+    weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
+    assert sum(results(memory.hlo, "all-reduce")) < 1.1 * 4 * weights / 4

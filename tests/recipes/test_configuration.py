@@ -45,7 +45,7 @@ def no_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes everything to find one key, which is null
         patch.setattr(files, "stdlib", lambda: corpus)
         patch.setattr(zoo, "abstract", functools.cache(zoo.abstract))
-        patch.setattr(loop, "_init", begin)
+        patch.setattr(loop.Setup, "drawn_state", begin)
         yield
     assert list(folder.iterdir()) == []
 
@@ -82,6 +82,12 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "mesh.tensor=3": "mesh.tensor=3: does not divide model.num_heads=4",
     "mesh.context=3": "train.sequence_length=256: is not divisible by mesh.context=3",
     "mesh.expert=16 train.batch_size=16": "mesh.expert=16: does not divide model.num_experts=8",
+    "mesh.zero=4": "mesh.zero=4: must be 1, 2 or 3",
+    "mesh.fsdp=2 train.distributed={processes:4}": "the mesh has 2 devices (fsdp=2), which 4 processes cannot share",
+    "train.distributed={coordinator:host}": "distributed.coordinator=host: must be of the form HOST:PORT",
+    "train.distributed={processes:2,index:2}": "train.distributed.index=2: must be from 0 to 1",
+    "train.distributed={proceses:2}": "did you mean processes?",
+    "train.distributed=slurm": "train.distributed=slurm: is not one of the allowed words",
     "mesh.fdsp=2": "did you mean fsdp?",
     "train.seed=4294967296": "train.seed=4294967296: must be at most 4294967295",
     "train.z_loss=nan": "train.z_loss=nan: must be a finite number",

@@ -43,7 +43,7 @@ class Attend(Protocol):
 
 
 def local_attend(
-    query: Float[Array, "batch seq heads head_dim"],
+    query: Float[Array, "batch queries heads head_dim"],
     key: Float[Array, "batch seq kv_heads head_dim"],
     value: Float[Array, "batch seq kv_heads value_dim"],
     segment_ids: Int[Array, "batch seq"] | None = None,
@@ -52,18 +52,21 @@ def local_attend(
     context: Tag,
     lse: Tag,
     chunk: int = CHUNK,
-) -> Float[Array, "batch seq heads value_dim"]:
+    first: Int[Array, ""] | None = None,
+) -> Float[Array, "batch queries heads value_dim"]:
     r"""$\mathrm{softmax}(\mathrm{scale} \cdot q k^T + \mathrm{mask})\, v$, the softmax in float32.
 
     A position sees itself and earlier positions of its own segment (all of them without `segment_ids`). Groups of
     `heads / kv_heads` query heads share a key-value head. `context` and `lse` are the tags of what the backward pass
     reads: the result `[batch seq heads value_dim]` and the log-sum-exp `[batch heads seq]`, float32.
+
+    There are as many queries as keys, or with `first` those of some positions alone, the first of which it is.
     """
-    names = _Names(context, lse)
+    segmented = segment_ids is not None
     if segment_ids is None:
         segment_ids = jnp.zeros(key.shape[:2], jnp.int32)
-        return _attend(query, key, value, segment_ids, scale, min(chunk, key.shape[1]), False, names)
-    return _attend(query, key, value, segment_ids, scale, min(chunk, key.shape[1]), True, names)
+    chunk = min(chunk, query.shape[1])
+    return _attend(query, key, value, segment_ids, first, scale, chunk, segmented, _Names(context, lse))
 
 
 class _Names(NamedTuple):
@@ -71,29 +74,27 @@ class _Names(NamedTuple):
     lse: Tag
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
-def _attend(query, key, value, segment_ids, scale, chunk, segmented, names):
-    context, _ = _forward(_Blocks.split(query, key, value, segment_ids, chunk), scale, segmented)
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
+def _attend(query, key, value, segment_ids, first, scale, chunk, segmented, names):
+    context, _ = _forward(_Blocks.split(query, key, value, segment_ids, first, chunk), scale, segmented)
     return _join_queries(context, query).astype(value.dtype)
 
 
-def _attend_forward(query, key, value, segment_ids, scale, chunk, segmented, names):
-    blocks = _Blocks.split(query, key, value, segment_ids, chunk)
+def _attend_forward(query, key, value, segment_ids, first, scale, chunk, segmented, names):
+    blocks = _Blocks.split(query, key, value, segment_ids, first, chunk)
     context, lse = _forward(blocks, scale, segmented)
     context = names.context(_join_queries(context, query).astype(value.dtype))
     lse = names.lse(rearrange(lse, "n b h g c -> b (h g) (n c)")[..., : query.shape[1]])
     # Of one chunk the probabilities too: recomputation then has the scores at hand and needs no second product. They
     # come from the *named* log-sum-exp, so that where that is saved no maximum and no sum is taken again.
-    weights = (
-        _weights(blocks, 0, 0, _split_rows(lse, key.shape[2], chunk), scale, segmented) if _dense(blocks) else None
-    )
-    return context, (query, key, value, segment_ids, context, lse, weights)
+    weights = _weights(blocks, 0, 0, _split_rows(lse, key.shape[2], chunk), scale, segmented) if blocks.dense else None
+    return context, (query, key, value, segment_ids, first, context, lse, weights)
 
 
 def _attend_backward(scale, chunk, segmented, names, residuals, d_context):
-    query, key, value, segment_ids, context, lse, weights = residuals
+    query, key, value, segment_ids, first, context, lse, weights = residuals
     delta = jnp.einsum("bshv,bshv->bhs", context, d_context, preferred_element_type=jnp.float32)
-    blocks = _Blocks.split(query, key, value, segment_ids, chunk)
+    blocks = _Blocks.split(query, key, value, segment_ids, first, chunk)
     lse, delta = (_split_rows(x, key.shape[2], chunk) for x in (lse, delta))
     slopes = _split_queries(d_context, key.shape[2], chunk)
     if weights is not None:
@@ -101,41 +102,62 @@ def _attend_backward(scale, chunk, segmented, names, residuals, d_context):
     else:
         sums = _backward(blocks, lse, delta, slopes, scale, segmented)
     joined = zip((_join_queries, _join_keys, _join_keys), sums, (query, key, value), strict=True)
-    return (*(join(total, like).astype(like.dtype) for join, total, like in joined), None)
+    return (*(join(total, like).astype(like.dtype) for join, total, like in joined), None, None)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 class _Blocks(NamedTuple):
-    """The arguments cut into chunks; the last chunk is padded, and causality alone keeps the padding out."""
+    """The arguments cut into chunks; the last chunk is padded, and causality alone keeps the padding out.
+
+    `n` counts chunks of queries or of keys, which differ where the queries are of some positions alone, from `first`.
+    """
 
     query: Float[Array, "n b h g c d"]
     key: Float[Array, "n b h c d"]
     value: Float[Array, "n b h c v"]
     segments: Int[Array, "n b c"]
+    query_segments: Int[Array, "n b c"]
+    first: Int[Array, ""] | None
 
     @classmethod
-    def split(cls, query, key, value, segment_ids, chunk: int) -> "_Blocks":
+    def split(cls, query, key, value, segment_ids, first, chunk: int) -> "_Blocks":
         keys, values = (rearrange(_pad(x, chunk), "b (n c) h d -> n b h c d", c=chunk) for x in (key, value))
         segments = rearrange(_pad(segment_ids, chunk), "b (n c) -> n b c", c=chunk)
-        return cls(_split_queries(query, key.shape[2], chunk), keys, values, segments)
+        own = segments
+        if first is not None:
+            own = jax.lax.dynamic_slice_in_dim(segment_ids, first, query.shape[1], axis=1)
+            own = rearrange(_pad(own, chunk), "b (n c) -> n b c", c=chunk)
+        return cls(_split_queries(query, key.shape[2], chunk), keys, values, segments, own, first)
+
+    @property
+    def dense(self) -> bool:
+        return self.key.shape[0] == 1
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs (query chunk, key chunk) row by row: those at or below the diagonal, all where that is not known."""
+        queries, keys = self.query.shape[0], self.key.shape[0]
+        rows, columns = np.tril_indices(keys) if self.first is None else np.indices((queries, keys)).reshape(2, -1)
+        return rows.astype(np.int32), columns.astype(np.int32)
 
     def scores(self, i, j, scale: float, segmented: bool) -> Float[Array, "b h g q s"]:
         """Scores of query chunk `i` against key chunk `j`, minus infinity where the query must not see the key."""
         query, key = _at(self.query, i), _at(self.key, j)
         scores = scale * jnp.einsum("bhgqd,bhsd->bhgqs", query, key, preferred_element_type=jnp.float32)
         rows, columns = (jnp.arange(key.shape[2]) + block * key.shape[2] for block in (i, j))
+        rows = rows if self.first is None else rows + self.first
         seen = (rows[:, None] >= columns[None, :])[None, None, None]
         if segmented:
-            same = _at(self.segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
+            same = _at(self.query_segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
             seen = seen & same[:, None, None]
         return jnp.where(jnp.broadcast_to(seen, scores.shape), scores, -jnp.inf)
 
 
 def _forward(blocks: _Blocks, scale: float, segmented: bool):
     """`(context [n b h g c v], lse [n b h g c])`, both float32."""
-    if _dense(blocks):
+    if blocks.dense:
         scores = blocks.scores(0, 0, scale, segmented)
         top = jnp.max(scores, -1, keepdims=True)
         weights = jnp.exp(scores - top)
@@ -158,7 +180,7 @@ def _forward(blocks: _Blocks, scale: float, segmented: bool):
     rows = blocks.query.shape[:-1]
     zeros = jnp.zeros((*rows, blocks.value.shape[-1]), jnp.float32)
     start = (zeros, jnp.full(rows, -jnp.inf, jnp.float32), jnp.zeros(rows, jnp.float32))
-    (context, top, total), _ = jax.lax.scan(visit, start, _pairs(blocks.key.shape[0]))
+    (context, top, total), _ = jax.lax.scan(visit, start, blocks.pairs)
     return context / total[..., None], top + jnp.log(total)
 
 
@@ -172,7 +194,7 @@ def _backward(blocks: _Blocks, lse, delta, slopes, scale: float, segmented: bool
         return tuple(_put(s, k, _at(s, k) + x) for s, k, x in zip(sums, (i, j, j), parts, strict=True)), None
 
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in blocks[:3])
-    return jax.lax.scan(visit, start, _pairs(blocks.key.shape[0]))[0]
+    return jax.lax.scan(visit, start, blocks.pairs)[0]
 
 
 def _weights(blocks: _Blocks, i, j, lse, scale: float, segmented: bool) -> Float[Array, "b h g q s"]:
@@ -190,16 +212,6 @@ def _pair_gradients(blocks: _Blocks, i, j, weights, delta, slopes, scale: float)
         jnp.einsum("bhgqs,bhgqd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
         jnp.einsum("bhgqs,bhgqv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
     )
-
-
-def _dense(blocks: _Blocks) -> bool:
-    return blocks.key.shape[0] == 1
-
-
-def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs (query chunk, key chunk) at or below the diagonal, row by row."""
-    rows, columns = np.tril_indices(n)
-    return rows.astype(np.int32), columns.astype(np.int32)
 
 
 def _weigh(weights, value):

@@ -3,7 +3,6 @@
 Dims: t tokens, k experts a token, e experts, n blocks of rows, c rows a block.
 """
 
-import copy
 from typing import ClassVar
 
 import equinox as eqx
@@ -58,12 +57,6 @@ class Experts(eqx.Module):
         self.down_proj = std * jax.random.normal(down_key, (num_experts, hidden_dim, dim), jnp.float32)
         self.dispatch, self.wide = dispatch, False
         name_tags(self, prefix)
-
-    def with_dispatch(self, dispatch: Dispatch) -> "Experts":
-        """The same experts behind another dispatch."""
-        changed = copy.copy(self)
-        object.__setattr__(changed, "dispatch", dispatch)
-        return changed
 
     def __call__(
         self, x: Float[Array, "*t dim"], weights: Float[Array, "*t k"], chosen: Int32[Array, "*t k"]

@@ -3,14 +3,13 @@
 Otherwise each device rounds what its own tokens add to the weight's dtype first.
 """
 
-import copy
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from layers.nodes import map_nodes
+from layers.nodes import map_nodes, replaced
 
 
 @runtime_checkable
@@ -22,13 +21,7 @@ class Weighted(Protocol):
 
 def widened(tree: PyTree) -> PyTree:
     """The tree with the gradients of all its weights summed wide; values are the same."""
-
-    def change(node: Any) -> Any:
-        changed = copy.copy(node)
-        object.__setattr__(changed, "wide", True)
-        return changed
-
-    return map_nodes(change, tree, Weighted)
+    return map_nodes(lambda node: replaced(node, wide=True), tree, Weighted)
 
 
 @jax.custom_vjp

@@ -25,6 +25,10 @@ FLOAT32 = 1e-5
 # As FLOAT32 after a whole model: some thirty layers of operations in a row. Measured: at most 4e-6.
 FLOAT32_MODEL = 2e-5
 
+# As FLOAT32 for each row of a gradient by itself: a row may be a sum that nearly cancels, while what a device adds too
+# much or not at all changes it by tenths. Measured: at most 3e-5.
+FLOAT32_ROW = 1e-4
+
 # bfloat16 against float32 on the same rounded weights: a handful of roundings to 2^-9 in a row. Measured: at most 7e-3.
 BFLOAT16 = 2e-2
 

@@ -12,6 +12,7 @@ from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.spec import Placement, layer_numbers
+from recipes.sharding.attention import spread_attention
 from recipes.sharding.experts import spread_experts
 from recipes.sharding.rules import constrain
 from zoo.checks import ConfigError
@@ -133,7 +134,9 @@ def place(
         return place_stack(stack, rows[start:first], start, placement.group, mesh)
 
     placed = map_stacks(change, model)
-    return placed if mesh is None else constrain(spread_experts(placed, mesh, expert_bound), mesh)
+    if mesh is None:
+        return placed
+    return constrain(spread_attention(spread_experts(placed, mesh, expert_bound), mesh), mesh)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int32, PyTree
 
 from layers.dispatch import CapacityDispatch, LocalDispatch, Plan
 from layers.experts import Experts
-from layers.nodes import map_nodes
+from layers.nodes import map_nodes, replaced
 from recipes.sharding.rules import BATCH, SEQUENCE
 
 EXPERT = "expert"
@@ -27,7 +27,7 @@ def spread_experts(model: PyTree, mesh: Mesh, bound: float) -> PyTree:
         inner: Any = experts.dispatch
         if mesh.shape[EXPERT] > 1:
             inner = ExchangeDispatch(mesh.shape[EXPERT], getattr(inner, "factor", bound))
-        return experts.with_dispatch(MeshDispatch(mesh, inner, experts.dispatch))
+        return replaced(experts, dispatch=MeshDispatch(mesh, inner, experts.dispatch))
 
     return map_nodes(change, model, Experts)
 
@@ -37,7 +37,7 @@ def gather_experts(model: PyTree) -> PyTree:
 
     def change(experts: Experts) -> Experts:
         dispatch = experts.dispatch
-        return experts.with_dispatch(dispatch.canonical) if isinstance(dispatch, MeshDispatch) else experts
+        return replaced(experts, dispatch=dispatch.canonical) if isinstance(dispatch, MeshDispatch) else experts
 
     return map_nodes(change, model, Experts)
 

@@ -69,8 +69,7 @@ def constrain_batch(batch: PyTree, mesh: Mesh) -> PyTree:
 
 def constrain_hidden(x: Array, mesh: Mesh) -> Array:
     """Hidden states `[batch, seq, dim]`; a batch or sequence that does not divide, such as a sample's, stays whole."""
-    sizes = math.prod(mesh.shape[axis] for axis in BATCH), mesh.shape[SEQUENCE]
-    spec = [axes if n % size == 0 else None for n, size, axes in zip(x.shape, sizes, (BATCH, SEQUENCE), strict=False)]
+    spec = [axes if n % size == 0 else None for n, size, axes in _splits(x, mesh)]
     return _constrain(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
@@ -98,6 +97,17 @@ def _split(whole: NamedSharding, slopes: tuple[NamedSharding, ...], _: None, slo
 
 
 _gathered.defvjp(_gather, _split)
+
+
+def divides(x: Array, mesh: Mesh) -> bool:
+    """Whether the mesh can split the batch and the sequence of `[batch, seq, ...]`."""
+    return all(n % size == 0 for n, size, _ in _splits(x, mesh))
+
+
+def _splits(x: Array, mesh: Mesh) -> list[tuple[int, int, Any]]:
+    """Of batch and sequence: size, into how many parts, by which axes."""
+    sizes = math.prod(mesh.shape[axis] for axis in BATCH), mesh.shape[SEQUENCE]
+    return list(zip(x.shape, sizes, (BATCH, SEQUENCE), strict=False))
 
 
 def _constrain(leaf: Any, sharding: NamedSharding) -> Any:

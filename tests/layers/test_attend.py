@@ -186,3 +186,33 @@ def test_memory_grows_linearly_with_the_sequence(function, linear):
     loss = jax.value_and_grad(lambda q, k, v: jnp.sum(function(q, k, v, None) ** 2), (0, 1, 2))
     largest = max(aval.size for aval in helpers.avals(jax.make_jaxpr(loss)(*shapes)))
     assert (largest < heads * length * length // 2) == linear
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] in (8, 13)], ids=str)
+def test_queries_of_some_positions_see_what_they_see_among_all(case):
+    """Values, and gradients that add up: what a mesh that splits the sequence rests on."""
+    query, key, value, segments = arguments(case)
+    first, last, chunk = 3, 7, case[1]
+    slope = jnp.asarray(helpers.normal(9, *query.shape[:3], value.shape[-1]))
+    slope = slope.at[:, :first].set(0.0).at[:, last:].set(0.0)
+
+    def whole(query, key, value):
+        return attend(query, key, value, segments, chunk=chunk)
+
+    def part(query, key, value):
+        some = jax.lax.dynamic_slice_in_dim(query, first, last - first, axis=1)
+        some = local_attend(
+            some, key, value, segments, scale=SCALE, chunk=chunk, first=jnp.asarray(first, jnp.int32), **TAGS
+        )
+        return jnp.zeros(slope.shape, jnp.float32).at[:, first:last].set(some)
+
+    @helpers.jit
+    def both(query, key, value):
+        results = []
+        for function in (whole, part):
+            y, pull = jax.vjp(function, query, key, value)
+            results.append((y[:, first:last], pull(slope)))
+        return results
+
+    expected, actual = both(query, key, value)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import equinox as eqx
@@ -11,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jaxtyping import Array, Float
 
 import recipes
 import zoo
 from layers import Linear
+from layers.attend import local_attend
 from layers.axes import logical_axes
+from layers.tag import Tag
 from recipes import MeshConfig, OptimizerConfig, Placement, make_mesh, make_optimizer, place, unplace
 from recipes.placement.segments import rest_at_use
 from recipes.placement.spec import PLACES
+from recipes.sharding.attention import ContextAttend
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch, shardings
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import split_state
@@ -69,8 +74,7 @@ CASES = [(name, mesh) for name, meshes in MESHES.items() for mesh in meshes]
 def batch() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     mask = rng.random((8, 5)) < 0.8
-    segments = np.broadcast_to(np.arange(5, dtype=np.int32) > 1, (8, 5)).astype(np.int32)
-    return {"tokens": rng.integers(0, 16, (8, 5)).astype(np.int32), "loss_mask": mask, "segment_ids": segments}
+    return {"tokens": rng.integers(0, 16, (8, 5)).astype(np.int32), "loss_mask": mask}
 
 
 def whole_loss(model: Any, batch: Any) -> Loss:
@@ -250,6 +254,30 @@ def test_choices_beyond_the_bound_are_dropped_and_counted():
     moe = helpers.jit(lambda model, tokens: model.forward(tokens).aux.moe)(placed, jnp.full((8, 4), 3, jnp.int32))
     assert moe.counts.sum() == 8 * 4 * 2
     assert np.asarray(moe.dropped).tolist() == [8 * (4 - 1) * 2]
+
+
+def test_attention_along_context_is_that_of_one_device():
+    """Segments included; and no device has the scores of another one's queries."""
+    mesh = make_mesh(MeshConfig(context=4, fsdp=2))
+    query, key, value = (jnp.asarray(helpers.normal(i, 2, 16, heads, 4)) for i, heads in enumerate((4, 2, 2)))
+    segments = jnp.asarray(np.broadcast_to(np.arange(16, dtype=np.int32) > 6, (2, 16)).astype(np.int32))
+    tags = {
+        "context": Tag("attn_context", Float[Array, "batch seq heads value_dim"]),
+        "lse": Tag("attn_lse", Float[Array, "batch heads seq"]),
+    }
+
+    def run(attend: Any) -> Any:
+        def loss(*args: Any) -> jax.Array:
+            return jnp.sum(jnp.sin(attend(*args, segments, scale=0.5, **tags)))
+
+        gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+        text = gradient.lower(query, key, value).compile().as_text()
+        return gradient(query, key, value), [int(n) for n in re.findall(r"f32\[1,2,2,(\d+),\d+\]", text or "")]
+
+    (actual, split), (expected, _) = run(ContextAttend(mesh)), run(local_attend)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
+    assert split
+    assert max(split) == 16 // 4
 
 
 def test_unplace_takes_the_mesh_away():

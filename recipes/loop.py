@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import zoo
@@ -24,7 +23,7 @@ from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import TrainState
 from zoo.checks import ConfigError
-from zoo.source import Source, fill
+from zoo.source import Source
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -46,10 +45,12 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         print(
             f"a device sends an expert at most {config.mesh.expert_bound:g} times the mean load, the rest is dropped\n"
         )
+    if setup.mesh is not None:
+        print(f"bytes are those of all {setup.mesh.size} devices together\n")
     if config.explain:
         print(f"{setup.table.explain()}\n")
     record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config)
-    state = setup.drawn_state() if source is None else setup.state(fill(source, jnp.float32))
+    state = setup.drawn_state() if source is None else setup.loaded_state(source)
     losses: list[float] = []
     validation: tuple[int, float] | None = None
     code = INTERRUPTED

@@ -18,12 +18,13 @@ from recipes.optim import make_optimizer
 from recipes.placement.masks import canonical_mask
 from recipes.placement.resolve import Table, place, resolve
 from recipes.sharding.mesh import make_mesh
-from recipes.sharding.rules import constrain_batch
+from recipes.sharding.rules import constrain_batch, shardings
 from recipes.step.loss import next_token_loss
 from recipes.step.state import Mask, TrainState, cast, init_state, split_state
 from recipes.step.train import make_train_step
 from zoo.base import Decoder
 from zoo.models import INIT_OPTIONS
+from zoo.source import Source, fill
 
 
 class Setup:
@@ -72,6 +73,11 @@ class Setup:
         """The model in segments, each array split by the mesh."""
         bound = self.config.mesh.expert_bound
         return place(model, self.config.placement, self.mesh, table=self.table, expert_bound=bound)
+
+    def loaded_state(self, source: Source) -> TrainState:
+        """The first state with weights that are read, each device its part."""
+        split = None if self.mesh is None else shardings(zoo.abstract(self.config.model), self.mesh)
+        return self.state(fill(source, jnp.float32, split))
 
     def drawn_state(self) -> TrainState:
         """The first state of a new model, drawn and placed in one program, each device its part."""

@@ -109,16 +109,23 @@ def config_of(model: PyTree) -> ModelConfig:
     raise ConfigError("model", "a decoder", "is of no family that has a file format", allowed=FAMILIES)
 
 
-def fill(source: Source, dtype: Any = None) -> Decoder:
-    """The model with the source's weights, in `dtype` or as they are stored; buffers are float32 always."""
+def fill(source: Source, dtype: Any = None, shardings: PyTree = None) -> Decoder:
+    """The model with the source's weights, in `dtype` or as they are stored; buffers are float32 always.
+
+    With `shardings`, a tree of the model's structure, each device gets its parts of the leaves, read one by one.
+    """
     model = abstract(source.config)
     _, buffers = split_buffers(model)
     kept = set(flat(buffers))
-    paths = list(flat(model))
-    leaves = [
-        jnp.asarray(leaf, jnp.float32 if path in kept else dtype or leaf.dtype)
-        for path, leaf in zip(paths, map(source.read, paths), strict=True)
-    ]
+    splits = {} if shardings is None else flat(shardings)
+
+    def put(path: str, leaf: np.ndarray) -> jax.Array:
+        wide = jnp.float32 if path in kept else dtype or leaf.dtype
+        if path not in splits:
+            return jnp.asarray(leaf, wide)
+        return jax.make_array_from_callback(leaf.shape, splits[path], lambda index: leaf[index].astype(wide))
+
+    leaves = [put(path, source.read(path)) for path in flat(model)]
     return jax.tree.unflatten(jax.tree.structure(model), leaves)
 
 

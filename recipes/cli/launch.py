@@ -35,7 +35,7 @@ def launch(command: str, job: Callable[[DictConfig], int], config: str = "config
 
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name=config)(task)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, RuntimeError, ValueError) as error:
         if running:  # not about the configuration
             raise
         code = _report(command, error)

@@ -18,6 +18,8 @@ class MeshConfig:
     - `expert`: as `fsdp`, and routed experts are split by number.
     - `tensor`: heads, hidden dims and vocabulary are split.
     - `context`: the sequence is split.
+    - `slices`: groups of devices (TPU slices, or processes) that slower links join. The batch alone is split over them:
+      `replica` as far as it goes, then `fsdp`.
     - `zero`: what `fsdp` and `expert` split besides the batch: 3 all of it, 2 no parameters, 1 no gradients either
       (arXiv 1910.02054); each device then computes with whole parameters and need not gather them layer by layer.
     - `expert_bound`: along `expert`, a device sends at most that many times the mean load to an expert.
@@ -28,6 +30,7 @@ class MeshConfig:
     expert: int = 1
     tensor: int = 1
     context: int = 1
+    slices: int = 1
     zero: int = 3
     expert_bound: float = 2.0
 
@@ -35,6 +38,13 @@ class MeshConfig:
         require_positive("mesh", self, *(field.name for field in fields(self)))
         if self.zero not in (1, 2, 3):
             raise ConfigError("mesh.zero", self.zero, "must be 1, 2 or 3")
+        if self.fsdp % (self.slices // math.gcd(self.replica, self.slices)):
+            problem = f"does not divide replica x fsdp = {self.replica} x {self.fsdp}, which are split over slices"
+            raise ConfigError("mesh.slices", self.slices, problem)
+
+    def __str__(self) -> str:
+        """`fsdp=4 x tensor=2`."""
+        return " x ".join(f"{name}={size}" for name, size in self.shape.items() if size > 1) or "1"
 
     @property
     def shape(self) -> dict[str, int]:
@@ -48,8 +58,7 @@ class MeshConfig:
     def require_processes(self, processes: int) -> None:
         """Raises ConfigError if there are more processes than the mesh has devices, or some would have fewer."""
         if self.num_devices % processes:
-            product = " x ".join(f"{name}={size}" for name, size in self.shape.items() if size > 1) or "1"
-            problem = f"the mesh has {self.num_devices} devices ({product}), which {processes} processes cannot share"
+            problem = f"the mesh has {self.num_devices} devices ({self}), which {processes} processes cannot share"
             raise ConfigError("train.distributed.processes", processes, problem)
 
     def require_batch(self, batch_size: int, sequence_length: int, accumulate: int) -> None:

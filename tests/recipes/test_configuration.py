@@ -82,6 +82,7 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "mesh.tensor=3": "mesh.tensor=3: does not divide model.num_heads=4",
     "mesh.context=3": "train.sequence_length=256: is not divisible by mesh.context=3",
     "mesh.expert=16 train.batch_size=16": "mesh.expert=16: does not divide model.num_experts=8",
+    "mesh.slices=2 mesh.tensor=2": "mesh.slices=2: does not divide replica x fsdp = 1 x 1",
     "mesh.zero=4": "mesh.zero=4: must be 1, 2 or 3",
     "mesh.fsdp=2 train.distributed={processes:4}": "the mesh has 2 devices (fsdp=2), which 4 processes cannot share",
     "train.distributed={coordinator:host}": "distributed.coordinator=host: must be of the form HOST:PORT",

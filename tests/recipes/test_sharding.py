@@ -33,6 +33,7 @@ from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
 from zoo.models import INIT_OPTIONS
 from zoo.paths import flat
+from zoo.source import ModelSource, fill
 
 LLAMA = LlamaConfig(
     vocab_size=16, dim=16, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=2, mlp_dim=8, tied_embeddings=True
@@ -160,6 +161,41 @@ def test_weights_are_drawn_into_their_parts_and_depend_on_no_mesh():
     assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) < leaf.size for leaf in leaves if leaf.ndim > 2)
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     assert held < sum(leaf.nbytes for leaf in leaves) / 8 * 1.8  # norms, routers' tensor axis, counters are whole
+
+
+def test_weights_that_are_read_come_into_their_parts():
+    original, mesh = zoo.build(DEEPSEEK, key=jax.random.key(0)), make_mesh(MeshConfig(fsdp=2, expert=2, tensor=2))
+    split = shardings(original, mesh)
+    read = fill(ModelSource(original), jnp.float32, split)
+    helpers.assert_bit_equal(helpers.host(read), helpers.host(original))
+    assert all(map(lambda leaf, sharding: leaf.sharding == sharding, jax.tree.leaves(read), jax.tree.leaves(split)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What ordering devices looks at."""
+
+    id: int
+    process_index: int
+    platform: str = "gpu"
+    device_kind: str = "none"
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        ({"replica": 2, "fsdp": 4}, [[0, 1, 2, 3], [4, 5, 6, 7]]),  # along `replica`
+        ({"fsdp": 4, "tensor": 2}, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ({"replica": 2, "fsdp": 2, "expert": 2}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+    ids=str,
+)
+def test_slices_follow_one_another_along_replica_or_fsdp(shape: dict[str, int], rows: list[list[int]]):
+    devices = [Device(number, number // 4) for number in range(8)]
+    grid = make_mesh(MeshConfig(**shape, slices=2), devices[::-1]).devices
+    assert np.vectorize(lambda device: device.id)(grid).reshape(len(rows), -1).tolist() == rows
+    with pytest.raises(zoo.ConfigError, match=r"mesh.slices=4: the devices do not stand so"):
+        make_mesh(MeshConfig(fsdp=8, slices=4), devices)
 
 
 def assert_split(state: Any, mesh: Any, zero: int = 3) -> None:

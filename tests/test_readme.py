@@ -11,7 +11,7 @@ from recipes import schema
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^\$ zoo-train (.*)$", README, re.MULTILINE)
+COMMANDS = re.findall(r"^\$ zoo-train (?!-m )(.*)$", README, re.MULTILINE)
 
 
 def test_the_readme_shows_programs_and_commands():

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 DUMP_OPTIONS: dict[str, str | bool | int] = {"xla_dump_hlo_as_text": True}
-HOST_COLOR = "color 5"  # XLA's number of the host's memory
+HOST_COLOUR = "5"  # XLA's number of the host's memory; none or 0 is the device's, others are on its chip
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*)")
+_COLOUR = re.compile(r"color (\d+)")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\w+)\[([\d,]*)\]")
 _RANGE = re.compile(r"    (\S+\{[\d,]*\}):(\d+)-(\d+)")
 _INSTRUCTION = re.compile(r'\s*(?:ROOT )?%(\S+) = .*?metadata=\{[^}]*?op_name="([^"]*)"')
@@ -54,11 +55,15 @@ def read_peaks(folder: Path) -> tuple[Peak, Peak] | None:
     assignment, ranges = paths[0][-1], dict(_ranges(paths[1][-1]))
     program = assignment.with_name(assignment.name.removesuffix("-buffer-assignment.txt") + ".txt")
     scopes = dict(_scopes(program)) if program.exists() else {}
-    device, host = [], []
+    device: list[Peak] = []
+    host: list[Peak] = []
     for size, kind, lines in _allocations(assignment):
         if "preallocated-temp" in kind:
-            found = (host if HOST_COLOR in kind else device), [_buffer(line, ranges, scopes) for line in lines]
-            found[0].append(_peak([buffer for buffer in found[1] if buffer is not None], size))
+            colour = _COLOUR.search(kind)
+            peaks = {"0": device, HOST_COLOUR: host}.get(colour[1] if colour else "0")
+            if peaks is not None:
+                buffers = [_buffer(line, ranges, scopes) for line in lines]
+                peaks.append(_peak([buffer for buffer in buffers if buffer is not None], size))
     return _joined(device), _joined(host)
 
 

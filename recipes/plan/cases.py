@@ -15,15 +15,20 @@ from recipes.plan.targets import Target
 from zoo.checks import ConfigError
 
 TABLES = "recipes.plan.published"
+_FIGURES = ("device_gib", "host_gib", "tflops", "against")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a published table: GiB of a device (None: out of memory) and of its share of the host, TFLOP/s."""
+    """A row of a published table: GiB of a device (None: out of memory) and of its share of the host, TFLOP/s.
 
-    device_gib: float | None
-    host_gib: float | None
-    tflops: float | None
+    `against`: the row that this one is to be compared with, part by part.
+    """
+
+    device_gib: float | None = None
+    host_gib: float | None = None
+    tflops: float | None = None
+    against: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -74,7 +79,7 @@ def published_cases(case: Case, table: str) -> tuple[str, list[Case]]:
             name=row["name"],
             config=changed,
             options={**case.options, **row.get("options", {})},
-            published=Published(row.get("device_gib"), row.get("host_gib"), row.get("tflops")),
+            published=Published(**{key: row[key] for key in _FIGURES if key in row}),
         )
         cases.append(found.with_train(batch_size=row["batch_size"]) if "batch_size" in row else found)
     return content["source"], cases

@@ -117,19 +117,14 @@ def devices_of(target: Target, count: int | None = None) -> list[Any]:
 
     Raises MissingPlugin without the plugin, RuntimeError where it knows no such topology.
     """
-    from jax._src import xla_bridge  # no public way to load a plugin whose platform is not in use
-
     target = target if count is None or count == target.devices else target.of(count)
     # Else the plugin looks for the CUDA libraries wherever JAX_PLATFORMS does not leave CUDA out.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu asks the cloud for the TPU that is not there
-    known = {"target_config": target.xla_config()} if target.platform == "cuda" else {}
     with _quiet("jax._src.xla_bridge"):
-        xla_bridge.discover_pjrt_plugins()
+        jax.devices()  # registers the plugins
         try:
-            name = target.name if target.platform == "cuda" else target.grid
-            more = {"topology": target.grid} if target.platform == "cuda" else {}
-            topology = topologies.get_topology_desc(name, platform=target.platform, **known, **more)
+            return list(_topology(target).devices)
         except Exception as error:
             if isinstance(error, NotImplementedError) or "not installed" in str(error):
                 raise MissingPlugin(
@@ -137,7 +132,19 @@ def devices_of(target: Target, count: int | None = None) -> list[Any]:
                     f"pip install 'offload-zoo[{EXTRAS[target.platform]}]'"
                 ) from error
             raise RuntimeError(f"no devices of {target.name} {target.grid}: {error}") from error
-    return list(topology.devices)
+
+
+def _topology(target: Target) -> Any:
+    if target.platform == "tpu":
+        return topologies.get_topology_desc(target.grid, platform="tpu")
+    options = {"target_config": target.xla_config(), "topology": target.grid}
+    try:
+        return topologies.get_topology_desc(target.name, platform="cuda", **options)
+    except NotImplementedError:
+        from jax._src import xla_bridge  # no public way to load a plugin that failed for want of CUDA's libraries
+
+        xla_bridge.discover_pjrt_plugins()
+        return topologies.get_topology_desc(target.name, platform="cuda", **options)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -39,6 +39,12 @@ class Known:
     params: frozenset[tuple[int, ...]] = frozenset()
     gathered: frozenset[tuple[int, ...]] = frozenset()
 
+    def without(self, host_parts: Iterable[str]) -> "Known":
+        """The same, of which nothing that is on the host is looked for on the device."""
+        there = set(host_parts)
+        kept = tuple(each for each in self.kept if each.place == "host" or activation(each) not in there)
+        return replace(self, kept=kept)
+
 
 @dataclass
 class Split:
@@ -49,7 +55,7 @@ class Split:
 
     def finished(self) -> dict[str, int]:
         """The parts, the largest first, and last what is missing to the total."""
-        parts = {name: size for name, size in self.parts.most_common() if size}
+        parts = {name: size for name, size in self.parts.most_common() if size and name != "unexplained"}
         return parts | {"unexplained": self.total_bytes - sum(parts.values())}
 
 
@@ -103,7 +109,8 @@ def _part(buffer: Buffer, waiting: list[Kept], known: Known) -> str:
         return "gradients of a layer" if buffer.dtype == "f32" else "gathered parameters"
     if buffer.name.startswith(("all-gather", "all-reduce", "reduce-scatter")):
         return "collectives"
-    if any(_is_layer_of(buffer, kept) for kept in known.kept if kept.place == "host") and _copies(buffer):
+    moved = any(_is_layer_of(buffer, kept) for kept in known.kept if kept.place == "host")
+    if moved and (_copies(buffer) or not buffer.scope):
         return "on the way to and from the host"
     if _is_stack(buffer, known.kept) and forward:
         return "activations/untagged"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from recipes.config import Config
@@ -26,7 +27,9 @@ def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: 
     compiled = compile_fully(fn, *args, target=target, options=options)
     done = work(compiled.program)
     found = _split(compiled, {"arguments": compiled.memory.argument_bytes}, Known(kept_anywhere(done)))
-    flops = done.flops / target.devices
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    devices = max((len(sharding.device_set) for sharding in shardings if sharding is not None), default=1)
+    flops = done.flops / devices
     return _plan(name or getattr(fn, "__name__", "program"), target, compiled, found, flops=flops)
 
 
@@ -65,17 +68,12 @@ def price_step(config: Config, target: Target, name: str, options: Options = {})
     )
 
 
-def _split(
-    compiled: Compiled, arguments: dict[str, int], known: Known
-) -> tuple[dict[str, int], dict[str, int]]:
+def _split(compiled: Compiled, arguments: dict[str, int], known: Known) -> tuple[dict[str, int], dict[str, int]]:
     memory = compiled.memory
     device, host = compiled.peaks if compiled.peaks is not None else (None, None)
-    outputs = memory.output_bytes - memory.alias_bytes
-    arguments = arguments | {"outputs": outputs}
-    return (
-        split_device(memory.device_peak_bytes, arguments, device, known),
-        split_host(memory.host_temp_bytes, {}, host, known),
-    )
+    host_parts = split_host(memory.host_temp_bytes, {}, host, known)
+    arguments = arguments | {"outputs": memory.output_bytes - memory.alias_bytes}
+    return split_device(memory.device_peak_bytes, arguments, device, known.without(host_parts)), host_parts
 
 
 def _plan(

@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 HOST_COLOUR = "#fd8d3c"
 PLACES = {"device": "#e6550d", "host": "#fdbe85", "remat": "#e0e0e0", "-": "#ffffff", "": "#ffffff"}
-_WORDS = {"device": "kept on the device", "host": "on the host", "remat": "recomputed", "-": "no effect"}
+_WORDS = {"device": "kept on the device", "host": "on the host", "remat": "recomputed", "-": "no effect, or no such tag"}
 _MAPS = 5
 
 
@@ -97,17 +97,19 @@ def _bars(axes: Any, plans: Sequence[Plan]) -> None:
                 base += size / gib
         _total(axes, x - 0.21, base, top, plan.fits_device)
         base = 0.0
-        for tag, moved in sorted(plan.traffic.items(), key=lambda item: -item[1].to_host_bytes):
+        for tag, _ in sorted(plan.traffic.items(), key=lambda item: -item[1].to_host_bytes):
             size = sum(v for part, v in plan.host_parts.items() if part.split("/")[1:2] == [tag]) / gib
-            _segment(axes, x + 0.21, base, size, HOST_COLOUR, tag if moved else tag, top)
+            _segment(axes, x + 0.21, base, size, HOST_COLOUR, tag, top)
             base += size
         if base:
             _total(axes, x + 0.21, base, top, plan.fits_host)
     axes.axhline(target.usable_bytes / gib, color="#222222", linestyle="--", linewidth=1)
-    label = f"usable HBM {target.usable_bytes / gib:.0f} GiB"
-    axes.text(len(plans) - 0.52, target.usable_bytes / gib, label, ha="right", va="bottom", fontsize=8)
+    label = f"usable HBM: {target.usable_bytes / gib:.0f} GiB"
+    axes.text(-0.54, target.usable_bytes / gib, label, ha="left", va="bottom", fontsize=8)
     if target.host_bytes / gib < top:
         axes.axhline(target.host_bytes / gib, color=HOST_COLOUR, linestyle=":", linewidth=1)
+        label = f"host memory: {target.host_bytes / gib:.0f} GiB"
+        axes.text(-0.54, target.host_bytes / gib, label, ha="left", va="bottom", fontsize=8, color="#b35806")
     axes.set_xticks(range(len(plans)), [_broken(plan.name) for plan in plans], fontsize=9)
     axes.set_xlim(-0.55, len(plans) - 0.45)
     axes.set_ylim(0, top)
@@ -134,15 +136,11 @@ def _legend(axes: Any, plans: Sequence[Plan]) -> None:
     from matplotlib.patches import Patch
 
     sums = [grouped(plan.parts) for plan in plans]
-    names = [name for name in GROUPS if any(each[name] > 0.004 * plan_sum(each) for each in sums)]
+    names = [name for name in GROUPS if any(each[name] > 0.004 * sum(each.values()) for each in sums)]
     patches = [Patch(color=GROUPS[name][0], label=name) for name in reversed(names)]
     if any(plan.host_bytes for plan in plans):
         patches.append(Patch(color=HOST_COLOUR, label="host, by tag"))
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.005, 1), frameon=False, fontsize=8)
-
-
-def plan_sum(parts: Mapping[str, int]) -> int:
-    return sum(parts.values())
 
 
 def _distinct_maps(plans: Sequence[Plan]) -> list[Plan]:

@@ -82,18 +82,14 @@ def _verdicts(plans: Sequence[Plan], published: Mapping[str, Published]) -> Tabl
         size = [("" if n is None else f"{n:,}") for n in (plan.batch_size, plan.sequence_length)]
         device, host, fits = gib(plan.device_peak_bytes), gib(plan.host_bytes), _verdict(plan)
         if told is not None:
-            device += f" ({_number(told.device_gib)})"
-            host += f" ({_number(told.host_gib)})"
+            device += "" if told.device_gib is None else f" ({told.device_gib:,.1f})"
+            host += "" if told.host_gib is None else f" ({told.host_gib:,.1f})"
             fits += f" ({'yes' if told.fits else 'no'})"
         name = plan.name if len(plans) == 1 else f"{number} {plan.name}"
         table.add_row(name, *size, device, host, fits, f"{plan.compile_s:.0f}")
     if any(plan.name in published for plan in plans):
         table.caption, table.caption_justify = "in parentheses: published", "left"
     return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
 
 
 def _verdict(plan: Plan) -> str:

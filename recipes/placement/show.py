@@ -16,7 +16,9 @@ def show(table: Table) -> str:
     sizes = {tag: max(row[tag].array_bytes for row in table.layers if tag in row) for tag in names}
     label = ["placement", *names]
     size = ["a layer", *(format_bytes(sizes[tag]) if sizes[tag] else "-" for tag in names)]
-    columns = [[layers_word(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups]
+    columns = [
+        [layers_word(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups
+    ]
     blocks = [_align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
     segments = f"{table.num_segments} segment{'s' if table.num_segments > 1 else ''}"
     totals = ", ".join(f"{format_bytes(table.place_bytes(place))} on {place}" for place in ("device", "host"))

@@ -15,7 +15,9 @@ HOST_COLOUR = "5"  # XLA's number of the host's memory; none or 0 is the device'
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*)")
 _COLOUR = re.compile(r"color (\d+)")
-_VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\w+)\[([\d,]*)\]")
+_VALUE = re.compile(
+    r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (\w+)\[([\d,]*)\]"
+)
 _RANGE = re.compile(r"    (\S+\{[\d,]*\}):(\d+)-(\d+)")
 _INSTRUCTION = re.compile(r'\s*(?:ROOT )?%(\S+) = .*?metadata=\{[^}]*?op_name="([^"]*)"')
 

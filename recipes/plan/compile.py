@@ -59,7 +59,7 @@ class Compiled:
     peaks: tuple[Peak, Peak] | None
 
 
-def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options = {}) -> CompiledMemory:
+def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> CompiledMemory:
     """Compiles `fn` for the target, of which no device needs to be present; nothing is run.
 
     For one device; or, where `args` are `jax.ShapeDtypeStruct`s with shardings over `devices_of(target, count)`, for
@@ -69,14 +69,14 @@ def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options = 
     `plan-tpu`), none of the CUDA libraries. Raises MissingPlugin without it.
     """
     traced = trace_for(fn, *args, target=target)
-    return _compiled(traced.lower(), target, options)
+    return _compiled(traced.lower(), target, options or {})
 
 
-def compile_fully(fn: Callable, *args: PyTree, target: Target, options: Options = {}) -> Compiled:
+def compile_fully(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> Compiled:
     """As `compile_for`, with the traced program and the arrays in memory at the peak."""
     traced = trace_for(fn, *args, target=target)
     with tempfile.TemporaryDirectory() as folder:
-        memory = _compiled(traced.lower(), target, {"xla_dump_to": folder, **DUMP_OPTIONS, **options})
+        memory = _compiled(traced.lower(), target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
         return Compiled(traced.jaxpr, memory, read_peaks(Path(folder)))
 
 
@@ -88,7 +88,7 @@ def trace_for(fn: Callable, *args: PyTree, target: Target) -> Any:
         given = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=given or one)
 
-    platform_options = compiler_options(target.platform)
+    platform_options = compiler_options(None if target.platform == "local" else target.platform)
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=platform_options)
     return jitted.trace(*jax.tree.map(absent, args))
 
@@ -117,6 +117,8 @@ def devices_of(target: Target, count: int | None = None) -> list[Any]:
 
     Raises MissingPlugin without the plugin, RuntimeError where it knows no such topology.
     """
+    if target.platform == "local":
+        return jax.devices()[: count or target.devices]
     target = target if count is None or count == target.devices else target.of(count)
     # Else the plugin looks for the CUDA libraries wherever JAX_PLATFORMS does not leave CUDA out.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")

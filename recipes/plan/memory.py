@@ -12,7 +12,9 @@ from jaxtyping import PyTree
 from recipes.plan.buffers import Buffer, Peak
 
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "pred": "bool"}
-_DTYPES |= {f"{sign}{bits}": f"{word}{bits}" for sign, word in (("s", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
+_DTYPES |= {
+    f"{sign}{bits}": f"{word}{bits}" for sign, word in (("s", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
+}
 _COPIES = ("slice", "copy", "custom-call", "fusion-start")
 
 

@@ -28,7 +28,12 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 HOST_COLOUR = "#fd8d3c"
 PLACES = {"device": "#e6550d", "host": "#fdbe85", "remat": "#e0e0e0", "-": "#ffffff", "": "#ffffff"}
-_WORDS = {"device": "kept on the device", "host": "on the host", "remat": "recomputed", "-": "no effect, or no such tag"}
+_WORDS = {
+    "device": "kept on the device",
+    "host": "on the host",
+    "remat": "recomputed",
+    "-": "no effect, or no such tag",
+}
 _MAPS = 5
 
 

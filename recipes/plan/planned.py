@@ -34,10 +34,10 @@ class PlanError(RuntimeError):
 
 def planned(case: Case, limits: Limits, folder: Path | None) -> Plan:
     """The plan of a case, from the folder if it is there. Raises PlanError where there is none."""
-    path = None if folder is None else folder / f"{fingerprint(case)}.json"
+    kept = folder is not None and case.target.platform != "local"  # the fingerprint knows no device at hand
+    path = None if folder is None or not kept else folder / f"{fingerprint(case)}.json"
     if path is not None and path.is_file():
-        kept = Plan.restored(json.loads(path.read_text()))
-        return dataclasses.replace(kept, name=case.name)
+        return dataclasses.replace(Plan.restored(json.loads(path.read_text())), name=case.name)
     kernels = None if folder is None else str(folder / _KERNELS)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,8 +84,10 @@ def _write(path: Path, text: str) -> None:
 
 def _plan(case: Case, kernels: str | None) -> dict[str, Any] | Refused:
     """In the process of its own: the plan's fields."""
-    os.environ["JAX_PLATFORMS"] = "cpu"  # a device at hand is neither needed nor to be held
+    if case.target.platform != "local":
+        os.environ["JAX_PLATFORMS"] = "cpu"  # a device at hand is neither needed nor to be held
     from recipes.plan.compile import MissingPlugin
+    from recipes.plan.local import at_hand
     from recipes.plan.price import price_step
     from zoo.checks import ConfigError
 
@@ -93,6 +95,7 @@ def _plan(case: Case, kernels: str | None) -> dict[str, Any] | Refused:
     if kernels is not None and case.target.platform == "cuda":
         options = {"xla_gpu_kernel_cache_file": kernels, **options}
     try:
-        return price_step(case.config, case.target, case.name, options).stored()
+        target = at_hand(case.target) if case.target.platform == "local" else case.target
+        return price_step(case.config, target, case.name, options).stored()
     except (ConfigError, MissingPlugin) as error:
         return Refused(str(error))

@@ -16,7 +16,7 @@ from recipes.plan.targets import Target
 from recipes.setup import Setup
 
 
-def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: Options = {}) -> Plan:
+def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: Options | None = None) -> Plan:
     """Compiles `fn(*args)` for the target and says where its memory goes; nothing is run.
 
     `fn` is any function or jitted function, `args` PyTrees of arrays or `jax.ShapeDtypeStruct`s, with shardings over
@@ -33,12 +33,12 @@ def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: 
     return _plan(name or getattr(fn, "__name__", "program"), target, compiled, found, flops=flops)
 
 
-def price_step(config: Config, target: Target, name: str, options: Options = {}) -> Plan:
+def price_step(config: Config, target: Target, name: str, options: Options | None = None) -> Plan:
     """The plan of the very step that `zoo-train` would run with this configuration on the target.
 
     Raises ConfigError where the configuration does not fit the target, MissingPlugin without the target's compiler.
     """
-    setup = Setup(config, devices_of(target), target.platform)
+    setup = Setup(config, devices_of(target), None if target.platform == "local" else target.platform)
     state, batch = setup.abstract_state(), setup.abstract_batch()
     compiled = compile_fully(setup.step, state, batch, target=target, options=options)
     done = work(compiled.program)
@@ -134,5 +134,3 @@ def _notes(config: Config, setup: Setup) -> tuple[str, ...]:
             balanced = ": balanced routing, tokens x top-k rows and no more" if bound == 1 else ""
             notes.append(f"expert buffers: {bound:g} x the mean load (mesh.expert_bound){balanced}; more is dropped")
     return tuple(notes)
-
-

@@ -1,4 +1,4 @@
-"""What a plan says: bytes by part, traffic, whether it fits. Free of jax: plans are kept on disk and shown without it."""
+"""What a plan says: bytes by part, traffic, whether it fits. Free of jax: plans are kept and shown without it."""
 
 import dataclasses
 import math
@@ -73,7 +73,7 @@ class Plan:
         found = []
         if not self.fits_host:
             found.append(f"the host has {_gib(self.target.host_bytes)} GiB a device, less than what is kept there")
-        elif self.host_bytes and self.target.platform == "cuda":
+        elif self.host_bytes and self.target.platform != "tpu":
             limit = math.ceil(self.host_bytes * self.target.devices_per_host / 10**9 * 1.02)
             default = "" if limit * 10**9 > _DEFAULT_HOST_LIMIT else " (the default of 64 suffices)"
             found.append(f"set {HOST_LIMIT}={limit} for one process a host{default}")

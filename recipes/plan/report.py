@@ -136,7 +136,7 @@ def _differences(plans: Sequence[Plan], published: Mapping[str, Published]) -> I
         other = by_name.get(told.against or "") if told else None
         if told is None or other is None:
             continue
-        names = [name for name in {**plan.parts, **other.parts}]
+        names = list({**plan.parts, **other.parts})
         changes = {name: plan.parts.get(name, 0) - other.parts.get(name, 0) for name in names}
         large = sorted((n for n in names if abs(changes[n]) >= 0.05 * 2**30), key=lambda n: -abs(changes[n]))
         parts = ", ".join(f"{name} {changes[name] / 2**30:+.2f}" for name in large) or "no part by more than 0.05"

@@ -1,4 +1,4 @@
-"""The largest batch, sequence or number of layers that fits, or the fewest devices: a few compiles each. Free of jax."""
+"""The largest batch, sequence or number of layers that fits, or the fewest devices, in a few compiles. Free of jax."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

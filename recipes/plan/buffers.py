@@ -20,6 +20,9 @@ _VALUE = re.compile(
 )
 _RANGE = re.compile(r"    (\S+\{[\d,]*\}):(\d+)-(\d+)")
 _INSTRUCTION = re.compile(r'\s*(?:ROOT )?%(\S+) = .*?metadata=\{[^}]*?op_name="([^"]*)"')
+_COMPUTATION = re.compile(r"%(\S+) \(.*\{$")
+_COPY = re.compile(r"\s*(?:ROOT )?%(\S+) = \S+ (?:copy|bitcast|copy-done)\(%([^\s,)]+)")
+_FUSION = re.compile(r"\s*(?:ROOT )?%(\S+) = .*?, calls=%([^\s,]+)")
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,21 @@ def _ranges(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _scopes(path: Path) -> Iterator[tuple[str, str]]:
+    """The scope of each instruction; without one, that of what it copies, or of the last in its fusion that has one."""
+    scopes: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    fusions: list[tuple[str, str]] = []
+    computation = ""
     with path.open() as lines:
         for line in lines:
-            found = _INSTRUCTION.match(line)
+            found, header = _INSTRUCTION.match(line), _COMPUTATION.match(line)
             if found:
+                inside[computation] = scopes[found[1]] = found[2]
                 yield found[1], found[2]
+            elif header:
+                computation = header[1]
+            elif fusion := _FUSION.match(line):
+                fusions.append((fusion[1], fusion[2]))
+            elif (copy := _COPY.match(line)) and copy[2] in scopes:
+                yield copy[1], scopes.setdefault(copy[1], scopes[copy[2]])
+    yield from ((name, inside[called]) for name, called in fusions if called in inside)

@@ -15,20 +15,19 @@ from recipes.plan.targets import Target
 from zoo.checks import ConfigError
 
 TABLES = "recipes.plan.published"
-_FIGURES = ("fits", "device_gib", "host_gib", "tflops", "against")
+_FIGURES = ("fits", "device_gib", "host_gib", "against")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a published table, as far as it is known: GiB of a device and of its share of the host, TFLOP/s.
+    """A row of a published table, as far as it is known: whether it ran, GiB of a device and of its share of the host.
 
     `against`: the row that this one is to be compared with, part by part.
     """
 
-    fits: bool = True
+    fits: bool | None = None
     device_gib: float | None = None
     host_gib: float | None = None
-    tflops: float | None = None
     against: str | None = None
 
 

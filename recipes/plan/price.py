@@ -61,7 +61,7 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
         backward_s=backward / count / target.bf16_flops_per_s or None,
         times=config.train.accumulate,
         places=_places(setup),
-        notes=_notes(config, setup),
+        notes=_notes(config, setup, target),
         batch_size=config.train.batch_size,
         sequence_length=config.train.sequence_length,
         num_layers=len(setup.table.layers),
@@ -125,8 +125,10 @@ def _places(setup: Setup) -> dict[str, list[str]]:
     return {tag: ["" if cell is None else cell.place or "-" for cell in row] for tag, row in cells.items()}
 
 
-def _notes(config: Config, setup: Setup) -> tuple[str, ...]:
+def _notes(config: Config, setup: Setup, target: Target) -> tuple[str, ...]:
     notes = ["attention compiled: this project's own, linear in memory, in plain XLA (no vendor kernel)"]
+    if target.platform == "tpu":
+        notes.append("libtpu names few of its temporaries: most of them stand under unexplained")
     if any("moe_gate" in row for row in setup.table.layers):
         notes.append("experts compiled: a scan over blocks of rows, in plain XLA (no grouped-matmul kernel)")
         if config.mesh.expert > 1:

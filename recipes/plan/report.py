@@ -84,10 +84,10 @@ def _verdicts(plans: Sequence[Plan], published: Mapping[str, Published]) -> Tabl
         if told is not None:
             device += "" if told.device_gib is None else f" ({told.device_gib:,.1f})"
             host += "" if told.host_gib is None else f" ({told.host_gib:,.1f})"
-            fits += f" ({'yes' if told.fits else 'no'})"
+            fits += "" if told.fits is None else f" ({'yes' if told.fits else 'no'})"
         name = plan.name if len(plans) == 1 else f"{number} {plan.name}"
         table.add_row(name, *size, device, host, fits, f"{plan.compile_s:.0f}")
-    if any(plan.name in published for plan in plans):
+    if any(published[plan.name].fits is not None for plan in plans if plan.name in published):
         table.caption, table.caption_justify = "in parentheses: published", "left"
     return table
 

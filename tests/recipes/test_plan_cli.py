@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,6 @@ BAD = [
     ("placement.activations.mlp_gat=host", ["placement.activations.mlp_gat=host", "did you mean mlp_gate"]),
     ("mesh.fsdp=8 mesh.tensor=2 target=gb200 model=debug_llama model.mlp_dim=3", ["mesh.tensor=2"]),
     ("target=local", ["target=local", "no target describes a 'cpu'"]),
-    ("target=tpu_v6e mesh.fsdp=8", ["tpu_v6e", "pip install 'offload-zoo[plan-tpu]'"]),
 ]
 
 
@@ -148,6 +148,12 @@ def test_what_cannot_be_planned_exits_2(monkeypatch, tmp_path, capsys, overrides
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 6
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is there")
+def test_a_missing_compiler_is_named(monkeypatch, capsys):
+    assert zoo_plan(monkeypatch, *TINY, "target=tpu_v6e", "mesh.fsdp=8", "train.batch_size=8", "run.plans=null") == 2
+    assert "pip install 'offload-zoo[plan-tpu]'" in capsys.readouterr().err
 
 
 def test_limits_of_a_compile(monkeypatch, capsys):

@@ -88,7 +88,7 @@ def _plan(case: Case, kernels: str | None) -> dict[str, Any] | Refused:
         os.environ["JAX_PLATFORMS"] = "cpu"  # a device at hand is neither needed nor to be held
     from recipes.plan.compile import MissingPlugin
     from recipes.plan.local import at_hand
-    from recipes.plan.price import price_step
+    from recipes.plan.pricing import price_step
     from zoo.checks import ConfigError
 
     options = dict(case.options)

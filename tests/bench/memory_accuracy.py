@@ -22,7 +22,7 @@ def report(placement: str) -> None:
     from recipes.config import Config, RunConfig, TrainConfig
     from recipes.data.config import DataConfig
     from recipes.plan.local import at_hand
-    from recipes.plan.price import price_step
+    from recipes.plan.pricing import price_step
     from recipes.plan.targets import Target
     from recipes.setup import Setup
     from zoo import registry

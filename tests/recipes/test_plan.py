@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 import recipes
 from recipes.config import Config, RunConfig, TrainConfig
 from recipes.data.config import DataConfig
-from recipes.plan.price import price, price_step
+from recipes.plan.pricing import price_step
 from recipes.plan.record import Plan
 from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
@@ -115,7 +115,7 @@ def test_any_function_can_be_priced():
         return jax.lax.scan(body, x, weights)[0].astype(jnp.float32).sum()
 
     weights, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 128, 128), (512, 128)))
-    plan = price(jax.grad(loss), weights, x, target=H200)
+    plan = recipes.plan.price(jax.grad(loss), weights, x, target=recipes.plan.Target.named("h200"))
     size = 8 * 512 * 128 * 2
     assert plan.host_bytes == plan.traffic["product"].to_host_bytes == size
     assert plan.parts["arguments"] == 2 * (math.prod(weights.shape) + math.prod(x.shape))

@@ -113,6 +113,20 @@ def test_the_largest_batch(instant, monkeypatch, capsys, placement: str, batch: 
     assert f"largest batch that fits: {batch}" in out
 
 
+@pytest.mark.parametrize(("state_gib", "devices"), [(400, 4), (600, 8), (100, 1), (2000, None)])
+def test_the_fewest_devices(monkeypatch, capsys, state_gib: int, devices: int | None):
+    """Of 1, 2, 4 and 8, which divide the batch, the fewest whose 133.38 GiB each hold a share of the state."""
+
+    def split(case: Any, *_: Any) -> Plan:
+        return dataclasses.replace(made(case), device_peak_bytes=state_gib * 2**30 // case.target.devices)
+
+    monkeypatch.setattr(planning, "planned", split)
+    code = zoo_plan(monkeypatch, *TINY, "mesh.fsdp=2", "train.batch_size=8", "plan.minimise=devices")
+    out = capsys.readouterr().out
+    assert code == (1 if devices is None else 0)
+    assert ("no devices tried fits" if devices is None else f"least devices that fits: {devices}") in out
+
+
 def test_plans_of_every_command_line_of_training(instant, monkeypatch, tmp_path):
     assert zoo_plan(monkeypatch, "experiment=debug_deepseek", f"run.dir={tmp_path}", "train.steps=5") == 0
     assert not list(tmp_path.iterdir())

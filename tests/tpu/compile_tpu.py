@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from recipes.plan.price import price_step
+from recipes.plan.pricing import price_step
 from recipes.plan.record import Plan
 from recipes.plan.targets import Target
 from tests.recipes.test_plan import WIDTHS, config_of

@@ -1,5 +1,6 @@
 """The price of a program on hardware that is not there: memory by part, traffic, and the work to hide it behind."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +41,17 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
     """
     setup = Setup(config, devices_of(target), None if target.platform == "local" else target.platform)
     state, batch = setup.abstract_state(), setup.abstract_batch()
-    compiled = compile_fully(setup.step, state, batch, target=target, options=options)
+    shape = {
+        "places": _places(setup),
+        "notes": _notes(config, setup, target),
+        "batch_size": config.train.batch_size,
+        "sequence_length": config.train.sequence_length,
+        "num_layers": len(setup.table.layers),
+    }
+    try:
+        compiled = compile_fully(setup.step, state, batch, target=target, options=options)
+    except jax.errors.JaxRuntimeError as error:
+        return _too_large(name, target, error, shape)
     done = work(compiled.program)
     arguments = {
         "parameters": tree_bytes(state.params),
@@ -60,12 +71,19 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
         forward_s=forward / count / target.bf16_flops_per_s,
         backward_s=backward / count / target.bf16_flops_per_s or None,
         times=config.train.accumulate,
-        places=_places(setup),
-        notes=_notes(config, setup, target),
-        batch_size=config.train.batch_size,
-        sequence_length=config.train.sequence_length,
-        num_layers=len(setup.table.layers),
+        **shape,
     )
+
+
+def _too_large(name: str, target: Target, error: Exception, shape: dict[str, Any]) -> Plan:
+    """The plan of what libtpu refuses to compile because it does not fit; raises other errors again."""
+    found = re.search(r"\(([\d.]+)G\) exceeds available HBM", str(error))
+    if found is None:
+        raise error
+    peak = max(int(float(found[1]) * 2**30), target.usable_bytes + 1)
+    shape["notes"] = (*shape["notes"], "libtpu compiles nothing that does not fit, and says of it one figure alone")
+    parts = {"unexplained": peak}
+    return Plan(name, target, peak, 0, parts, {}, {}, 0.0, None, None, 0.0, **shape)
 
 
 def _split(compiled: Compiled, arguments: dict[str, int], known: Known) -> tuple[dict[str, int], dict[str, int]]:

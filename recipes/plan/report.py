@@ -50,7 +50,7 @@ def show_found(found: Found, console: Console) -> None:
     for value, plan in sorted(found.tried.items()):
         table.add_row("", f"{value:,}", gib(plan.device_peak_bytes), gib(plan.host_bytes), _verdict(plan))
     console.print(table)
-    best = "least" if found.what == "devices" else "largest"
+    best = "fewest" if found.what == "devices" else "largest"
     if found.value is None:
         console.print(f"no {found.what} tried fits")
     elif found.exact:

@@ -60,7 +60,7 @@ def planned(places: tuple[tuple[str, str], ...], *sizes: int) -> Plan:
         return price_step(config, H200.of(config.mesh.num_devices), "plan", options)
 
 
-@settings(max_examples=2)
+@settings(max_examples=max(2, settings().max_examples // 30))  # an example compiles two steps
 @given(tag=st.sampled_from(sorted(WIDTHS)), layers=st.integers(2, 4), batch=st.sampled_from([2, 4]))
 def test_a_tag_on_the_host_is_exactly_its_bytes(tag: str, layers: int, batch: int):
     on_host, on_device = (planned(((tag, place),), layers, batch) for place in ("host", "device"))
@@ -76,8 +76,8 @@ def test_a_tag_on_the_host_is_exactly_its_bytes(tag: str, layers: int, batch: in
 
 def test_block_inputs_on_the_host_lower_the_peak_by_their_bytes():
     """Less what two layers' arrays take, on their way."""
-    layer = 16 * 256 * 128 * 2
-    remat, host = (planned(places, 32, 16, 256) for places in ((), (("block_input", "host"),)))
+    layer = 16 * 128 * 128 * 2
+    remat, host = (planned(places, 32, 16) for places in ((), (("block_input", "host"),)))
     assert host.host_bytes == 32 * layer
     assert 30 * layer <= remat.device_peak_bytes - host.device_peak_bytes <= 32 * layer
 
@@ -97,7 +97,7 @@ def test_parts_add_up_and_explain_the_peak(fsdp: int):
 
 def test_work_is_counted_in_products():
     """Forward: `2 x tokens x weights`, and attention's two products over each pair of positions it visits."""
-    plan = planned((), 3, 2, 128)
+    plan = planned(())
     weights = 3 * (2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 256)
     attention = 3 * 2 * 2 * (2 * 2 * 128 * 128 * 128)
     assert plan.forward_s == pytest.approx((2 * 256 * weights + attention) / H200.bf16_flops_per_s, rel=0.01)

@@ -124,7 +124,7 @@ def test_the_fewest_devices(monkeypatch, capsys, state_gib: int, devices: int | 
     code = zoo_plan(monkeypatch, *TINY, "mesh.fsdp=2", "train.batch_size=8", "plan.minimise=devices")
     out = capsys.readouterr().out
     assert code == (1 if devices is None else 0)
-    assert ("no devices tried fits" if devices is None else f"least devices that fits: {devices}") in out
+    assert ("no devices tried fits" if devices is None else f"fewest devices that fits: {devices}") in out
 
 
 def test_plans_of_every_command_line_of_training(instant, monkeypatch, tmp_path):
@@ -147,7 +147,6 @@ BAD = [
     ("plan.timeout_s=0", ["plan.timeout_s=0", "above zero"]),
     ("run.json=/nowhere/at/all/a.json", ["/nowhere/at/all"]),
     ("placement.activations.mlp_gat=host", ["placement.activations.mlp_gat=host", "did you mean mlp_gate"]),
-    ("mesh.fsdp=8 mesh.tensor=2 target=gb200 model=debug_llama model.mlp_dim=3", ["mesh.tensor=2"]),
     ("target=local", ["target=local", "no target describes a 'cpu'"]),
 ]
 

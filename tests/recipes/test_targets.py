@@ -93,9 +93,9 @@ def test_what_no_target_can_be(name: str, fields: dict[str, Any], message: str):
         dataclasses.replace(Target.named(name), **fields)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("tpu")])
-def test_products_compile_for_every_gpu(name: str):
-    """On two of them: a step for the target's devices is a matter of `devices_of` and shardings over these."""
+@pytest.mark.parametrize("name", ["a100_80g", "gb200", "vr200"])
+def test_products_compile_for_every_architecture(name: str):
+    """On two devices; Hopper's are compiled for in many other tests."""
     target = Target.named(name)
     mesh = Mesh(np.array(devices_of(target, 2)), ("data",))
     x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("data")))

@@ -31,7 +31,7 @@ python=$$(find 3.12 || find '$(PYTHONS)' || echo 3.12); \
 $(UV) sync --frozen --inexact --python "$$python"
 endef
 
-.PHONY: help train test bench lint format lock-check clean
+.PHONY: help train test test-tpu bench lint format lock-check clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -44,6 +44,10 @@ train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)
 	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-tpu: $(filter .%,$(UV)) ## run the tests that compile for TPUs; installs libtpu (680 MB)
+	$(SYNC) $(EVERYTHING) --extra plan-tpu
+	@$(call without,JAX_% XLA_%) TPU_SKIP_MDS_QUERY=1 .venv/bin/pytest tests/tpu/compile_*.py $(ARGS)
 
 bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention"
 	$(SYNC) $(EVERYTHING)

@@ -26,7 +26,7 @@ class Rotation(eqx.Module):
         """Rotates each pair `(a, b)` to `(a cos - b sin, b cos + a sin)`, in float32."""
         pairs = "(two half)" if self.layout == "half" else "(half two)"
         a, b = rearrange(x.astype(jnp.float32), f"b s h {pairs} -> two b s h half", two=2)
-        cos, sin = (jnp.broadcast_to(t[:, :, None], a.shape) for t in (self.cos, self.sin))
+        cos, sin = self.cos[:, :, None], self.sin[:, :, None]  # not broadcast: JAX would keep them for every head
         rotated = rearrange([a * cos - b * sin, b * cos + a * sin], f"two b s h half -> b s h {pairs}")
         return rotated.astype(x.dtype)
 

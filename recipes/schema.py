@@ -1,6 +1,7 @@
 """The configuration as Hydra sees it: every group has a schema, so that a wrong key or type is an error."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -12,12 +13,14 @@ from recipes.config import Config, EvalConfig, EvalRunConfig, ExportConfig, Impo
 from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
+from recipes.plan.config import PlanConfig, PlanRunConfig
 from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
 from zoo import presets
 from zoo.checks import ConfigError, from_fields
 from zoo.registry import FAMILIES
 
+PLAN_SECTIONS = ("target", "plan", "compare")
 SECTIONS = ("model", "placement", "mesh", "optimizer", "data", "train", "run")
 GROUPS = {"mesh": MeshConfig, "optimizer": OptimizerConfig, "data": DataConfig, "target": Target}
 
@@ -36,18 +39,54 @@ def register() -> None:
     evaluation = {**OmegaConf.to_container(_schema(EvalConfig)), "data": MISSING, "run": _schema(EvalRunConfig)}  # type: ignore[dict-item]
     store.store(name="eval_schema", node=evaluation)
     store.store(name="schema", node={**root, "train": _schema(TrainConfig), "run": _schema(RunConfig)})
+    planned = {"target": MISSING, "plan": _plan_schema(), "compare": [], "run": _schema(PlanRunConfig)}
+    store.store(name="plan_schema", node={**root, "train": _schema(TrainConfig), **planned})
 
 
 def read(tree: DictConfig) -> Config:
     """The configuration as frozen dataclasses. Raises ConfigError where a value cannot be."""
+    fields = _sections(tree, SECTIONS)
+    return _config(tree, fields, from_fields(RunConfig, fields["run"], "run"))
+
+
+def read_plan(tree: DictConfig) -> tuple[Config, Target, PlanConfig, PlanRunConfig, tuple[str, ...]]:
+    """The configuration of `zoo-plan`: that of a run, the target with the mesh's devices, and what to compare.
+
+    Raises ConfigError where a value cannot be, or the mesh does not fit the target.
+    """
+    fields = _sections(tree, (*SECTIONS, *PLAN_SECTIONS), lists=("compare",))
+    run = from_fields(PlanRunConfig, fields["run"], "run")
+    config = _config(tree, fields, RunConfig(dir=run.dir or "runs/planned"))
+    target = from_fields(Target, fields["target"], "target")
+    devices = config.mesh.num_devices
+    if target.devices == 1 and target.topology is None:
+        target = target.of(devices)
+    if target.devices != devices:
+        problem = f"the mesh has {devices}: its axes must multiply to the number of devices"
+        raise ConfigError("target.devices", target.devices, problem, hint=f"mesh.fsdp={target.devices}, for instance")
+    compare = tuple(fields["compare"])
+    for name in compare:
+        if name not in Placement.presets():
+            raise ConfigError("compare", name, "no such placement", allowed=Placement.presets())
+    return config, target, from_fields(PlanConfig, fields["plan"], "plan"), run, compare
+
+
+def _sections(tree: DictConfig, sections: tuple[str, ...], lists: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tree as plain fields, which must be those sections. Raises ConfigError otherwise."""
     fields = _fields(tree)
     for section, given in fields.items():
-        if section not in SECTIONS:
+        if section not in sections:
             key, value = _first_leaf(section, given)
-            raise ConfigError(key, value, "no such key", allowed=SECTIONS, name=section)
-    for section in SECTIONS:
-        if not isinstance(fields.get(section), dict):
+            raise ConfigError(key, value, "no such key", allowed=sections, name=section)
+    for section in sections:
+        if section in lists and not isinstance(fields.get(section), list):
+            raise ConfigError(section, fields.get(section), "needs a list, such as [device,host]")
+        if section not in lists and not isinstance(fields.get(section), dict):
             raise ConfigError(section, fields.get(section), "needs a map of keys to values, or a choice of its group")
+    return fields
+
+
+def _config(tree: DictConfig, fields: dict[str, Any], run: RunConfig) -> Config:
     family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
     kinds = {kind.__name__: kind for kind in FAMILIES.values()}
     if family not in kinds:
@@ -63,7 +102,7 @@ def read(tree: DictConfig) -> Config:
         optimizer=from_fields(OptimizerConfig, fields["optimizer"], "optimizer"),
         data=from_fields(DataConfig, fields["data"], "data"),
         train=from_fields(TrainConfig, fields["train"], "train"),
-        run=from_fields(RunConfig, fields["run"], "run"),
+        run=run,
     )
     config.mesh.require_processes(getattr(config.train.distributed, "processes", None) or 1)
     config.mesh.require_batch(config.train.batch_size, config.train.sequence_length, config.train.accumulate)
@@ -121,6 +160,12 @@ def _placement_schema() -> DictConfig:
     return node
 
 
+def _plan_schema() -> DictConfig:
+    node = _schema(PlanConfig)
+    OmegaConf.set_struct(node.options, False)
+    return node
+
+
 def _schema(kind: type) -> DictConfig:
     return OmegaConf.structured(_twin(kind))
 
@@ -135,9 +180,12 @@ def _twin(kind: type) -> type:
     fields = []
     for item in dataclasses.fields(kind):
         nested: Any = _twin(item.type) if dataclasses.is_dataclass(item.type) else item.type  # type: ignore[arg-type]
-        nested = Any if nested is bool or get_origin(nested) is tuple or _is_choice_of_map(nested) else nested
+        open_type = get_origin(nested) in (tuple, Mapping) or _is_choice_of_map(nested)
+        nested = Any if nested is bool or open_type else nested
         default: Any = MISSING if item.default is dataclasses.MISSING else item.default
-        if item.default_factory is not dataclasses.MISSING:
+        if item.default_factory is dict:
+            default = field(default_factory=dict)
+        elif item.default_factory is not dataclasses.MISSING:
             values = dataclasses.asdict(item.default_factory())  # type: ignore[call-overload]
             default = field(default_factory=lambda nested=nested, values=values: nested(**values))
         fields.append((item.name, nested, default))

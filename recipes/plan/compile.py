@@ -1,22 +1,33 @@
-"""Compiling a program for a GPU that is not there, and reading how much memory it takes, and where."""
+"""Compiling a program for a device that is not there, and reading how much memory it takes, and where."""
 
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
+from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from recipes.flags import compiler_options
+from recipes.plan.buffers import DUMP_OPTIONS, Peak, read_peaks
 from recipes.plan.targets import Target
+
+Options = Mapping[str, str | bool | int]
+EXTRAS = {"cuda": "plan-cuda", "tpu": "plan-tpu"}
+
+
+class MissingPlugin(RuntimeError):
+    """No compiler for the target's platform is installed; the message says which extra brings it."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +50,55 @@ class CompiledMemory:
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes
 
 
-def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program: what was traced, its memory, and what is in it at its fullest (`(device, host)`)."""
+
+    program: ClosedJaxpr
+    memory: CompiledMemory
+    peaks: tuple[Peak, Peak] | None
+
+
+def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> CompiledMemory:
     """Compiles `fn` for the target, of which no device needs to be present; nothing is run.
 
     For one device; or, where `args` are `jax.ShapeDtypeStruct`s with shardings over `devices_of(target, count)`, for
     all of these, with the figures of one of them. `fn` is a function, or a jitted one such as
-    `recipes.make_train_step(..., platform="cuda")`, whose donation and compiler options are kept. `args` are PyTrees of
-    arrays or `jax.ShapeDtypeStruct`s. Needs the CUDA plugin alone (the extra `plan-cuda`), none of the CUDA libraries.
-    Raises RuntimeError where the plugin is missing.
+    `recipes.make_train_step(..., platform="cuda")`, whose donation and compiler options are kept; `options` come on
+    top. `args` are PyTrees of arrays or `jax.ShapeDtypeStruct`s. Needs the plugin alone (the extra `plan-cuda` or
+    `plan-tpu`), none of the CUDA libraries. Raises MissingPlugin without it.
     """
-    one = NamedSharding(Mesh(np.array(devices_of(target)), ("device",)), PartitionSpec())
+    traced = trace_for(fn, *args, target=target)
+    return _compiled(traced.lower(), target, options or {})
+
+
+def compile_fully(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> Compiled:
+    """As `compile_for`, with the traced program and the arrays in memory at the peak."""
+    traced = trace_for(fn, *args, target=target)
+    with tempfile.TemporaryDirectory() as folder:
+        memory = _compiled(traced.lower(), target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
+        return Compiled(traced.jaxpr, memory, read_peaks(Path(folder)))
+
+
+def trace_for(fn: Callable, *args: PyTree, target: Target) -> Any:
+    """`fn` traced with abstract arguments on devices of the target."""
+    one = NamedSharding(Mesh(np.array(devices_of(target)[:1]), ("device",)), PartitionSpec())
 
     def absent(leaf: Any) -> jax.ShapeDtypeStruct:
         given = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=given or one)
 
-    abstract = jax.tree.map(absent, args)
-    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options("cuda"))
+    platform_options = compiler_options(None if target.platform == "local" else target.platform)
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=platform_options)
+    return jitted.trace(*jax.tree.map(absent, args))
+
+
+def _compiled(lowered: Any, target: Target, options: Options) -> CompiledMemory:
     start = time.perf_counter()
     with _without_persistent_cache():
         # Autotuning would need the device.
-        compiled = jitted.lower(*abstract).compile(compiler_options={"xla_gpu_autotune_level": 0})
+        base = {"xla_gpu_autotune_level": 0} if target.platform == "cuda" else {}
+        compiled = lowered.compile(compiler_options={**base, **options})
     seconds = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
     return CompiledMemory(
@@ -73,23 +112,41 @@ def compile_for(fn: Callable, *args: PyTree, target: Target) -> CompiledMemory:
     )
 
 
-def devices_of(target: Target, count: int = 1) -> list[Any]:
-    """That many devices of the target, for a mesh to compile for. Raises RuntimeError where the plugin is missing."""
-    from jax._src import xla_bridge  # no public way to load a plugin whose platform is not in use
+def devices_of(target: Target, count: int | None = None) -> list[Any]:
+    """The devices of the target, or `count` of its kind, for a mesh to compile for.
 
+    Raises MissingPlugin without the plugin, RuntimeError where it knows no such topology.
+    """
+    if target.platform == "local":
+        return jax.devices()[: count or target.devices]
+    target = target if count is None or count == target.devices else target.of(count)
     # Else the plugin looks for the CUDA libraries wherever JAX_PLATFORMS does not leave CUDA out.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu asks the cloud for the TPU that is not there
     with _quiet("jax._src.xla_bridge"):
-        xla_bridge.discover_pjrt_plugins()
+        jax.devices()  # registers the plugins
         try:
-            topology = topologies.get_topology_desc(
-                target.name, platform="cuda", target_config=target.xla_config(), topology=f"1x1x{count}"
-            )
+            return list(_topology(target).devices)
         except Exception as error:
-            raise RuntimeError(
-                f"cannot compile for {target.name}: the CUDA plugin is missing; pip install 'offload-zoo[plan-cuda]'"
-            ) from error
-    return list(topology.devices)
+            if isinstance(error, NotImplementedError) or "not installed" in str(error):
+                raise MissingPlugin(
+                    f"cannot compile for {target.name}: the {target.platform.upper()} plugin is missing; "
+                    f"pip install 'offload-zoo[{EXTRAS[target.platform]}]'"
+                ) from error
+            raise RuntimeError(f"no devices of {target.name} {target.grid}: {error}") from error
+
+
+def _topology(target: Target) -> Any:
+    if target.platform == "tpu":
+        return topologies.get_topology_desc(target.grid, platform="tpu")
+    options = {"target_config": target.xla_config(), "topology": target.grid}
+    try:
+        return topologies.get_topology_desc(target.name, platform="cuda", **options)
+    except NotImplementedError:
+        from jax._src import xla_bridge  # no public way to load a plugin that failed for want of CUDA's libraries
+
+        xla_bridge.discover_pjrt_plugins()
+        return topologies.get_topology_desc(target.name, platform="cuda", **options)
 
 
 @contextmanager

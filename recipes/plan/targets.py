@@ -25,7 +25,8 @@ _TPU_CORES = {"v2": 2, "v3": 2}  # devices a chip; newer chips are one device ea
 class Target:
     """One device, its host and its neighbours; sources of the figures stand in `conf/target/NAME.yaml`.
 
-    - `platform`: `cuda` or `tpu`. `devices`: how many there are. `topology`: slices x hosts x devices a host of a
+    - `platform`: `cuda`, `tpu`, or `local`: the devices at hand, whose kind names the target with the figures
+      (`recipes.plan.local`). `devices`: how many there are. `topology`: slices x hosts x devices a host of a
       `cuda` target, by default as few hosts as hold the devices; of a `tpu` target its kind and grid, `v5p:2x2x1`.
     - `hbm_bytes`: what the driver shows; `usable_fraction` of them is left to the program (beside the runtime's own
       memory and that of collectives): what XLA_PYTHON_CLIENT_MEM_FRACTION is to be set to.
@@ -61,7 +62,7 @@ class Target:
     shared_memory_per_block_bytes: int | None = None
 
     def __post_init__(self):
-        require_choice("target.platform", self.platform, ("cuda", "tpu"))
+        require_choice("target.platform", self.platform, ("cuda", "tpu", "local"))
         for field in dataclasses.fields(self):
             if isinstance(getattr(self, field.name), int | float):
                 require_positive("target", self, field.name)
@@ -74,7 +75,7 @@ class Target:
             if not re.fullmatch(r"\d+\.\d", self.compute_capability or ""):
                 raise ConfigError("target.compute_capability", self.compute_capability, 'must be like "9.0"')
             self._require_hosts()
-        else:
+        elif self.platform == "tpu":
             self._require_grid()
 
     @classmethod
@@ -88,7 +89,7 @@ class Target:
 
     def of(self, devices: int) -> "Target":
         """The same hardware with so many devices, in the default topology. Raises ConfigError if that cannot be."""
-        return dataclasses.replace(self, devices=devices, topology=None if self.platform == "cuda" else self.topology)
+        return dataclasses.replace(self, devices=devices, topology=self.topology if self.platform == "tpu" else None)
 
     @property
     def usable_bytes(self) -> int:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import conf
 from recipes import schema
+from recipes.plan.cases import tables
 from zoo.checks import from_fields
 
 CONF = Path(conf.__file__).parent
@@ -21,15 +22,19 @@ CHOICES = sorted((file.parent.name, file.stem) for file in CONF.glob("*/*.yaml")
 GOLDENS = Path(__file__).parent / "goldens"
 
 
-def composed(*overrides: str) -> DictConfig:
+def composed(*overrides: str, config: str = "config") -> DictConfig:
     schema.register()
     with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=["run.dir=runs/golden", "run.compile_cache=null", *overrides])
+        return compose(config, overrides=["run.dir=runs/golden", "run.compile_cache=null", *overrides])
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES, ids=map("=".join, CHOICES))
 def test_every_file_of_conf_composes(group: str, option: str):
-    if group in schema.SECTIONS or group == "experiment":
+    if group == "experiment" and "/target" in (CONF / group / f"{option}.yaml").read_text():
+        config, target, plan, _, compare = schema.read_plan(composed(f"{group}={option}", config="plan"))
+        assert config.mesh.num_devices == target.devices
+        assert compare or plan.published in tables()
+    elif group in schema.SECTIONS or group == "experiment":
         asked = yaml.safe_load((CONF / group / f"{option}.yaml").read_text()).items()
         filled = [f"{group}.{key}=x" for key, value in asked if value == "???"]
         assert schema.read(composed(f"{group}={option}", *filled)).train.steps > 0

@@ -50,6 +50,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "warmup": ({"warmup_fraction": 1.5}, r"optimizer\.warmup_fraction=1\.5: must be between 0 and 1"),
     "beta": ({"beta2": -0.1}, r"optimizer\.beta2=-0\.1: must be between 0 and 1"),
     "decay": ({"weight_decay": -1.0}, r"optimizer\.weight_decay=-1\.0: must not be negative"),
+    "moments": ({"moment_dtype": "float8"}, r"optimizer\.moment_dtype=float8: is not one of"),
     "clip": ({"clip_norm": 0.0}, r"optimizer\.clip_norm=0\.0: must be above zero"),
 }
 
@@ -145,3 +146,19 @@ def test_a_mask_of_ones_own_replaces_the_default():
     for mask in ({"a": True, "b": False}, lambda params: {name: name == "a" for name in params}):
         updates, _ = update(config, params, jax.tree.map(jnp.zeros_like, params), mask)
         helpers.assert_close(updates, expected, helpers.FLOAT32)
+
+
+def test_narrow_moments_are_the_wide_ones_rounded():
+    """The first update is computed in float32 and equals the wide one's to the bit; only what is stored is rounded."""
+    params = {"w": jnp.asarray(helpers.normal(0, 4, 3))}
+    gradients = {"w": jnp.asarray(helpers.normal(1, 4, 3))}
+
+    def first(dtype: str) -> tuple[Any, Any]:
+        optimizer = lenient(make_optimizer(OptimizerConfig(moment_dtype=dtype), 10, decay_mask=False))
+        return optimizer.update(gradients, optimizer.init(params), params)
+
+    (updates, state), (wide_updates, wide_state) = first("bfloat16"), first("float32")
+    helpers.assert_bit_equal(updates, wide_updates)
+    for name in ("mu", "nu"):
+        (narrow,), (wide,) = (optax.tree.get_all_with_path(s, name) for s in (state, wide_state))
+        helpers.assert_bit_equal(narrow[1], helpers.cast(wide[1], jnp.bfloat16))

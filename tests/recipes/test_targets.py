@@ -13,9 +13,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipes.flags import compiler_options
 from recipes.plan.compile import compile_for, devices_of
+from recipes.plan.local import described
 from recipes.plan.targets import Target
 from zoo import presets
 from zoo.checks import ConfigError
+
+NAMES = [name for name in presets.names("target") if name != "local"]
 
 
 def test_the_h200():
@@ -39,7 +42,7 @@ def test_an_unknown_target_is_answered_with_the_nearest():
         Target.named("h20")
 
 
-@pytest.mark.parametrize("name", presets.names("target"))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_figure_says_where_it_comes_from(name: str):
     text = resources.files("conf").joinpath("target", f"{name}.yaml").read_text()
     plain = ("name", "platform", "defaults")
@@ -90,14 +93,23 @@ def test_what_no_target_can_be(name: str, fields: dict[str, Any], message: str):
         dataclasses.replace(Target.named(name), **fields)
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names("target") if not name.startswith("tpu")])
-def test_products_compile_for_every_gpu(name: str):
-    """On two of them: a step for the target's devices is a matter of `devices_of` and shardings over these."""
+@pytest.mark.parametrize("name", ["a100_80g", "gb200", "vr200"])
+def test_products_compile_for_every_architecture(name: str):
+    """On two devices; Hopper's are compiled for in many other tests."""
     target = Target.named(name)
     mesh = Mesh(np.array(devices_of(target, 2)), ("data",))
     x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("data")))
     memory = compile_for(lambda x: x.T @ x, x, target=target)
     assert (memory.argument_bytes, memory.output_bytes) == (64 * 32 * 2 // 2, 32 * 32 * 2)
+
+
+def test_the_device_at_hand_is_the_target_of_its_name_with_its_own_memory():
+    target = described("NVIDIA H200", {"bytes_limit": 100 * 2**30}, 2)
+    assert (target.name, target.platform, target.devices) == ("local", "local", 2)
+    assert target.usable_bytes == 100 * 2**30
+    assert target.to_host_bytes_per_s == Target.named("h200").to_host_bytes_per_s
+    with pytest.raises(ConfigError, match=r"(?s)target=local: no target describes a 'cpu'.*NVIDIA H200"):
+        described("cpu", {}, 1)
 
 
 def test_options_by_platform():

@@ -1,0 +1,156 @@
+"""The price of a program on hardware that is not there: memory by part, traffic, and the work to hide it behind."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from recipes.config import Config
+from recipes.plan.compile import Compiled, Options, compile_fully, devices_of
+from recipes.plan.flops import work
+from recipes.plan.known import forward_loops, kept_anywhere, known_of
+from recipes.plan.memory import Known, split_device, split_host, tree_bytes
+from recipes.plan.record import Plan, Traffic
+from recipes.plan.targets import Target
+from recipes.setup import Setup
+
+
+def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: Options | None = None) -> Plan:
+    """Compiles `fn(*args)` for the target and says where its memory goes; nothing is run.
+
+    `fn` is any function or jitted function, `args` PyTrees of arrays or `jax.ShapeDtypeStruct`s, with shardings over
+    `recipes.plan.compile.devices_of(target)` if there are several devices. Tags are found by their names
+    (`jax.ad_checkpoint.checkpoint_name`) in scans. `options` are compiler options on top of the function's own.
+    Raises MissingPlugin without the target's compiler.
+    """
+    compiled = compile_fully(fn, *args, target=target, options=options)
+    done = work(compiled.program)
+    found = _split(compiled, {"arguments": compiled.memory.argument_bytes}, Known(kept_anywhere(done)))
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    devices = max((len(sharding.device_set) for sharding in shardings if sharding is not None), default=1)
+    flops = done.flops / devices
+    return _plan(name or getattr(fn, "__name__", "program"), target, compiled, found, flops=flops)
+
+
+def price_step(config: Config, target: Target, name: str, options: Options | None = None) -> Plan:
+    """The plan of the very step that `zoo-train` would run with this configuration on the target.
+
+    Raises ConfigError where the configuration does not fit the target, MissingPlugin without the target's compiler.
+    """
+    setup = Setup(config, devices_of(target), None if target.platform == "local" else target.platform)
+    state, batch = setup.abstract_state(), setup.abstract_batch()
+    shape = {
+        "places": _places(setup),
+        "notes": _notes(config, setup, target),
+        "batch_size": config.train.batch_size,
+        "sequence_length": config.train.sequence_length,
+        "num_layers": len(setup.table.layers),
+    }
+    try:
+        compiled = compile_fully(setup.step, state, batch, target=target, options=options)
+    except jax.errors.JaxRuntimeError as error:
+        return _too_large(name, target, error, shape)
+    done = work(compiled.program)
+    arguments = {
+        "parameters": tree_bytes(state.params),
+        "masters": tree_bytes(state.master),
+        "moments": tree_bytes(state.opt_state),
+    }
+    arguments["batch and counters"] = compiled.memory.argument_bytes - sum(arguments.values())
+    found = _split(compiled, arguments, known_of(setup, state, done))
+    forward, backward = (sum(loop.flops for loop in loops) for loops in forward_loops(setup, state, done))
+    count = target.devices
+    return _plan(
+        name,
+        target,
+        compiled,
+        found,
+        flops=done.flops / count,
+        forward_s=forward / count / target.bf16_flops_per_s,
+        backward_s=backward / count / target.bf16_flops_per_s or None,
+        times=config.train.accumulate,
+        **shape,
+    )
+
+
+def _too_large(name: str, target: Target, error: Exception, shape: dict[str, Any]) -> Plan:
+    """The plan of what libtpu refuses to compile because it does not fit; raises other errors again."""
+    found = re.search(r"\(([\d.]+)G\) exceeds available HBM", str(error))
+    if found is None:
+        raise error
+    peak = max(int(float(found[1]) * 2**30), target.usable_bytes + 1)
+    shape["notes"] = (*shape["notes"], "libtpu compiles nothing that does not fit, and says of it one figure alone")
+    parts = {"unexplained": peak}
+    return Plan(name, target, peak, 0, parts, {}, {}, 0.0, None, None, 0.0, **shape)
+
+
+def _split(compiled: Compiled, arguments: dict[str, int], known: Known) -> tuple[dict[str, int], dict[str, int]]:
+    memory = compiled.memory
+    device, host = compiled.peaks if compiled.peaks is not None else (None, None)
+    host_parts = split_host(memory.host_temp_bytes, {}, host, known)
+    arguments = arguments | {"outputs": memory.output_bytes - memory.alias_bytes}
+    return split_device(memory.device_peak_bytes, arguments, device, known.without(host_parts)), host_parts
+
+
+def _plan(
+    name: str,
+    target: Target,
+    compiled: Compiled,
+    parts: tuple[dict[str, int], dict[str, int]],
+    *,
+    flops: float,
+    forward_s: float | None = None,
+    backward_s: float | None = None,
+    times: int = 1,
+    **more: Any,
+) -> Plan:
+    memory = compiled.memory
+    return Plan(
+        name=name,
+        target=target,
+        device_peak_bytes=memory.device_peak_bytes,
+        host_bytes=memory.host_temp_bytes,
+        parts=parts[0],
+        host_parts=parts[1],
+        traffic=_traffic(parts[1], target, times),
+        flops=flops,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        compile_s=memory.compile_s,
+        **more,
+    )
+
+
+def _traffic(host_parts: Mapping[str, int], target: Target, times: int) -> dict[str, Traffic]:
+    """Each array on the host goes there once and comes back once, in each of the step's micro-batches."""
+    moved: dict[str, int] = {}
+    for part, size in host_parts.items():
+        if part.startswith("activations/"):
+            tag = part.split("/")[1]
+            moved[tag] = moved.get(tag, 0) + size * times
+    return {
+        tag: Traffic(size, size, size / target.to_host_bytes_per_s, size / target.to_device_bytes_per_s)
+        for tag, size in moved.items()
+    }
+
+
+def _places(setup: Setup) -> dict[str, list[str]]:
+    """Tag -> its place in each layer; `-` where no place has an effect, nothing where the layer has no such tag."""
+    tags = dict.fromkeys(tag for row in setup.table.layers for tag in row)
+    cells = {tag: [row.get(tag) for row in setup.table.layers] for tag in tags}
+    return {tag: ["" if cell is None else cell.place or "-" for cell in row] for tag, row in cells.items()}
+
+
+def _notes(config: Config, setup: Setup, target: Target) -> tuple[str, ...]:
+    notes = ["attention compiled: this project's own, linear in memory, in plain XLA (no vendor kernel)"]
+    if target.platform == "tpu":
+        notes.append("libtpu names few of its temporaries: most of them stand under unexplained")
+    if any("moe_gate" in row for row in setup.table.layers):
+        notes.append("experts compiled: a scan over blocks of rows, in plain XLA (no grouped-matmul kernel)")
+        if config.mesh.expert > 1:
+            bound = getattr(config.model, "capacity_factor", None) or config.mesh.expert_bound
+            balanced = ": balanced routing, tokens x top-k rows and no more" if bound == 1 else ""
+            notes.append(f"expert buffers: {bound:g} x the mean load (mesh.expert_bound){balanced}; more is dropped")
+    return tuple(notes)

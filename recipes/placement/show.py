@@ -16,8 +16,8 @@ def show(table: Table) -> str:
     sizes = {tag: max(row[tag].array_bytes for row in table.layers if tag in row) for tag in names}
     label = ["placement", *names]
     size = ["a layer", *(format_bytes(sizes[tag]) if sizes[tag] else "-" for tag in names)]
-    columns = [[_layers(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups]
-    blocks = [_align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
+    columns = [[layer_key(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups]
+    blocks = [align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
     segments = f"{table.num_segments} segment{'s' if table.num_segments > 1 else ''}"
     totals = ", ".join(f"{format_bytes(table.place_bytes(place))} on {place}" for place in ("device", "host"))
     lines = ["\n\n".join(blocks), f"{len(table.layers)} layers in {segments}; saved activations: {totals}"]
@@ -42,9 +42,9 @@ def explain(table: Table) -> str:
     for number, row in enumerate(table.layers):
         for tag, cell in row.items():
             decided.setdefault((tag, cell.place or "-", cell.reason), []).append(number)
-    rows = [[tag, _layers(numbers), place, reason] for (tag, place, reason), numbers in decided.items()]
+    rows = [[tag, layer_key(numbers), place, reason] for (tag, place, reason), numbers in decided.items()]
     rows.sort(key=lambda row: list(dict.fromkeys(tag for tag, _, _ in decided)).index(row[0]))
-    return _align([list(column) for column in zip(["tag", "layers", "place", "decided by"], *rows, strict=True)])
+    return align([list(column) for column in zip(["tag", "layers", "place", "decided by"], *rows, strict=True)])
 
 
 def format_bytes(count: float) -> str:
@@ -65,7 +65,7 @@ def _fold(table: Table) -> list[list[int]]:
     return list(groups.values())
 
 
-def _layers(numbers: Sequence[int]) -> str:
+def layer_key(numbers: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` as `0-2+5`, the way a recipe names layers."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
@@ -94,7 +94,8 @@ def _parts(columns: list[list[str]], room: int) -> list[list[list[str]]]:
     return parts
 
 
-def _align(columns: list[list[str]]) -> str:
+def align(columns: list[list[str]]) -> str:
+    """Columns of words as lines of text."""
     widths = [_width(column) for column in columns]
     lines = [
         "  ".join(word.ljust(w) for word, w in zip(row, widths, strict=True)) for row in zip(*columns, strict=True)

@@ -1,0 +1,86 @@
+"""The checks as text for a terminal of 100 columns, worst news first, and as JSON."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recipes.placement.show import align, format_bytes, layer_key
+
+if TYPE_CHECKING:
+    from recipes.verify.residuals import Kept
+    from recipes.verify.tracing import Cell, Trace
+
+WIDTH = 100
+_MOST_UNTAGGED = 8
+
+
+def show_trace(trace: "Trace") -> str:
+    """A line for each tag and layers that fare alike; then totals, and the largest arrays without a tag."""
+    lines = [f"! {problem}" for problem in trace.problems]
+    lines += _cells(trace.cells)
+    lines.append(f"{trace.found} of {trace.asked} placements as asked; {_totals(trace)}; in {trace.trace_s:.1f} s")
+    if trace.untagged:
+        lines += ["", *_untagged(trace.untagged)]
+    return "\n".join(clip(line) for line in lines)
+
+
+def trace_json(trace: "Trace") -> dict[str, Any]:
+    """`ok`, counts, bytes by place and layer, and every cell and untagged array."""
+    layers = sorted({cell.layer for cell in trace.cells})
+    return {
+        "ok": trace.ok,
+        "asked": trace.asked,
+        "found": trace.found,
+        "untagged_bytes": trace.untagged_bytes,
+        "bytes": {place: trace.place_bytes(place) for place in ("device", "host")},
+        "layers": [{place: trace.place_bytes(place, layer) for place in ("device", "host")} for layer in layers],
+        "problems": list(trace.problems),
+        "cells": [dataclasses.asdict(cell) for cell in trace.cells],
+        "untagged": [dataclasses.asdict(each) | {"num_bytes": each.num_bytes} for each in trace.untagged],
+        "trace_s": trace.trace_s,
+    }
+
+
+def clip(line: str) -> str:
+    """A line that fits the terminal."""
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+
+
+def _cells(cells: Iterable["Cell"]) -> list[str]:
+    alike: dict[tuple, list[int]] = {}
+    for cell in cells:
+        if cell.asked is None and cell.found == "remat" and cell.problem is None:
+            continue  # no place of it has an effect
+        key = (cell.tag, cell.asked or "-", cell.found, cell.found_bytes, cell.reads, cell.problem or "")
+        alike.setdefault(key, []).append(cell.layer)
+    if not alike:
+        return []
+    rows = [["tag", "layers", "asked", "found", "a layer", "reads", ""]]
+    for (tag, asked, found, size, reads, problem), layers in sorted(alike.items(), key=lambda item: not item[0][-1]):
+        figures = [format_bytes(size), str(reads)] if found != "remat" else ["", ""]
+        rows.append([tag, layer_key(layers), asked, found, *figures, problem and f"! {problem}"])
+    return align([list(column) for column in zip(*rows, strict=True)]).splitlines()
+
+
+def _totals(trace: "Trace") -> str:
+    return ", ".join(f"{format_bytes(trace.place_bytes(place))} on {place}" for place in ("device", "host"))
+
+
+def _untagged(kept: Sequence["Kept"]) -> list[str]:
+    """Arrays of one line and shape are one row."""
+    alike: dict[tuple, list[int]] = {}
+    for each in kept:
+        shape = f"{each.dtype}[{','.join(map(str, each.shape))}]" + (
+            f" x {each.steps}" if each.loop is not None else ""
+        )
+        alike.setdefault((shape, each.operation, each.source), []).append(each.num_bytes)
+    ordered = sorted(alike.items(), key=lambda item: -sum(item[1]))
+    rows = [["kept without a tag", "array", "made by", "at"]]
+    for (shape, operation, source), sizes in ordered[:_MOST_UNTAGGED]:
+        times = f" x {len(sizes)}" if len(sizes) > 1 else ""
+        rows.append([format_bytes(sum(sizes)), shape + times, operation, source])
+    lines = align([list(column) for column in zip(*rows, strict=True)]).splitlines()
+    if len(ordered) > _MOST_UNTAGGED:
+        rest = sum(sum(sizes) for _, sizes in ordered[_MOST_UNTAGGED:])
+        lines.append(f"{format_bytes(rest)} in {len(ordered) - _MOST_UNTAGGED} more")
+    return lines

@@ -1,4 +1,4 @@
-"""A jaxpr without its calls: one list of operations, in which a value is followed through jit, checkpoint and the like."""
+"""A jaxpr without its calls: one list of operations, in which a value is followed through jit and checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

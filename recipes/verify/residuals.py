@@ -53,7 +53,8 @@ class Kept:
 class Loop:
     """A loop over layers: run forwards, and its arrays read by the backward pass.
 
-    - `turns`: how often a step names the tag that it names first: the layers of a step, if it is not named twice in one.
+    - `turns`: how often a step names the tag that it names first: the layers of a step, unless
+      one names it twice.
     - `named`: the tags that a step names; `outputs`: those of what it carries on to the next.
     - `policy`: tag -> place, as far as the checkpoint policies of its backward pass are of jax's own and agree.
     """
@@ -67,7 +68,10 @@ class Loop:
 
 @dataclass
 class Residuals:
-    """`kept`: every array; `loops`: those over layers, in order; `forward`, `backward`: the tags that each pass names."""
+    """`kept`: every array; `loops`: those over layers, in order; `forward`, `backward`: the tags that each pass names.
+
+    `policy`: what the policies of the whole program ask, as for a loop.
+    """
 
     kept: list[Kept] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.placement.show import align, format_bytes, layer_key
 
 if TYPE_CHECKING:
+    from recipes.verify.hlo import Compiled
     from recipes.verify.residuals import Kept
     from recipes.verify.tracing import Cell, Trace
 
@@ -39,6 +40,25 @@ def trace_json(trace: "Trace") -> dict[str, Any]:
         "untagged": [dataclasses.asdict(each) | {"num_bytes": each.num_bytes} for each in trace.untagged],
         "trace_s": trace.trace_s,
     }
+
+
+def show_compiled(compiled: "Compiled") -> str:
+    """What is wrong first; arrays that fare alike in one line; totals."""
+    lines = [f"! {problem}" for problem in compiled.problems]
+    alike: dict[tuple, list[int]] = {}
+    for each in compiled.arrays:
+        alike.setdefault((each.tag, each.step_bytes, each.problem), []).append(each.layers)
+    rows = [["on the host", "layers", "a layer", ""]]
+    for (tag, size, problem), layers in sorted(alike.items(), key=lambda item: item[0][2] is None):
+        rows.append([tag, str(sum(layers)), format_bytes(size), f"! {problem}" if problem else "out and back"])
+    if compiled.arrays:
+        lines += align([list(column) for column in zip(*rows, strict=True)]).splitlines()
+    lines += [f"note: {note}" for note in compiled.notes]
+    lines.append(
+        f"{compiled.found} of {compiled.asked} placements on the host are moved out and back, "
+        f"{format_bytes(compiled.host_bytes)} a device; compiled in {compiled.compile_s:.1f} s"
+    )
+    return "\n".join(clip(line) for line in lines)
 
 
 def clip(line: str) -> str:

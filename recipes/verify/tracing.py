@@ -37,12 +37,12 @@ class Cell:
 class Trace:
     """What a program keeps between its passes, cell by cell, and what it keeps without being asked.
 
-    - `cells`: in order of layers; `untagged`: arrays without a tag, largest first.
+    - `cells`: in order of layers; `kept`: every array, those of all steps of a loop as one.
     - `problems`: what is wrong with the program as a whole.
     """
 
     cells: tuple[Cell, ...]
-    untagged: tuple[Kept, ...]
+    kept: tuple[Kept, ...]
     problems: tuple[str, ...]
     trace_s: float
 
@@ -59,6 +59,11 @@ class Trace:
     def found(self) -> int:
         """How many of these are as asked."""
         return sum(cell.asked is not None and cell.problem is None for cell in self.cells)
+
+    @property
+    def untagged(self) -> list[Kept]:
+        """The arrays without a tag, largest first."""
+        return sorted((each for each in self.kept if each.tag is None), key=lambda each: -each.num_bytes)
 
     @property
     def untagged_bytes(self) -> int:
@@ -107,8 +112,7 @@ def judge(found: Residuals, asked: Asked, start: float | None = None) -> Trace:
         for layer, row in enumerate(rows)
         for tag in dict.fromkeys([*row, *(name for number, name in kept if number == layer)])
     ]
-    untagged = sorted((each for each in found.kept if each.tag is None), key=lambda each: -each.num_bytes)
-    return Trace(tuple(cells), tuple(untagged), tuple(problems), time.perf_counter() - start)
+    return Trace(tuple(cells), tuple(found.kept), tuple(problems), time.perf_counter() - start)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,13 @@ from zoo.lazy import attributes
 
 if TYPE_CHECKING:
     from recipes.verify.equivalence import assert_equivalent as assert_equivalent, assert_saved as assert_saved
+    from recipes.verify.hlo import (
+        Compiled as Compiled,
+        Subject as Subject,
+        check_apart as check_apart,
+        check_compiled as check_compiled,
+        check_hlo as check_hlo,
+    )
     from recipes.verify.jaxpr import saved as saved
     from recipes.verify.tracing import Trace as Trace, trace as trace
 
@@ -13,6 +20,7 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "recipes.verify.equivalence": ("assert_equivalent", "assert_saved"),
+        "recipes.verify.hlo": ("Compiled", "Subject", "check_apart", "check_compiled", "check_hlo"),
         "recipes.verify.jaxpr": ("saved",),
         "recipes.verify.tracing": ("Trace", "trace"),
     },

@@ -83,8 +83,8 @@ def check_compiled(
 ) -> tuple[Trace, Compiled]:
     """Traces `fn(*args)`, compiles it for a target that need not be there, and compares.
 
-    `args` and `fn` are what `recipes.plan.compile.compile_for` takes, `asked` is what `trace` takes; `devices`: over how
-    many of them arrays are split. A compiler's crash takes the process along: `check_apart` does not.
+    `args` and `fn` are what `recipes.plan.compile.compile_for` takes, `asked` is what `trace` takes; arrays are split
+    over `devices`. A compiler that crashes takes this process along; `check_apart` survives it.
     """
     from recipes.plan.compile import compile_for
 
@@ -92,6 +92,37 @@ def check_compiled(
     memory = compile_for(fn, *args, target=target)
     found = check_hlo(memory.hlo, traced, devices=devices, host_temp_bytes=memory.host_temp_bytes)
     return traced, dataclasses.replace(found, compile_s=memory.compile_s)
+
+
+def check_apart(
+    make: Callable[..., "Subject"], *make_args: Any, target: "Target", timeout_s: float, memory_bytes: int | None = None
+) -> tuple[Trace | None, Compiled]:
+    """`check_compiled` of what `make(*make_args)` returns, in a process of its own, for which both are pickled.
+
+    A compiler that crashes, hangs or needs too much memory is a problem of the report; there is no trace then.
+    """
+    from recipes.plan.isolate import IsolatedError, isolated
+
+    try:
+        return isolated(_made, make, make_args, target, timeout_s=timeout_s, memory_bytes=memory_bytes).result
+    except IsolatedError as error:
+        last = error.log.strip().splitlines()[-1:]
+        return None, Compiled((), 0, (f"the compiler's process {error}", *last))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: a function, its abstract arguments, what was asked of it, over how many devices it is split."""
+
+    fn: Callable
+    args: tuple
+    asked: Asked = None
+    devices: int = 1
+
+
+def _made(make: Callable[..., Subject], args: tuple, target: "Target") -> tuple[Trace, Compiled]:
+    subject = make(*args)
+    return check_compiled(subject.fn, *subject.args, target=target, asked=subject.asked, devices=subject.devices)
 
 
 def check_hlo(hlo: str, traced: Trace, *, devices: int = 1, host_temp_bytes: int | None = None) -> Compiled:
@@ -142,9 +173,9 @@ def _fits(want: Kept, move: Transfer, devices: int) -> bool:
 def _judged(want: Kept, out: Transfer | None, back: Transfer | None) -> HostArray:
     problem = None
     if out is None:
-        problem = "is not moved to the host: it stays on the device or is computed again"
+        problem = "stays on the device or is computed again"
     elif back is None:
-        problem = "is moved to the host and not back as it was"
+        problem = "is copied out and not back as it was"
     elif not out.asynchronous or not back.asynchronous:
         problem = f"the copy {'back' if out.asynchronous else 'out'} halts the device"
     size = 0 if out is None else out.moved_bytes

@@ -12,7 +12,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _SPACE = re.compile(r"S\((\d+)\)")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -44,7 +44,7 @@ class Instruction:
     @property
     def called(self) -> tuple[str, ...]:
         """The computations that it runs."""
-        found = (name for group in _CALLED.findall(self.attributes) for name in group.split(", "))
+        found = (name for several, one in _CALLED.findall(self.attributes) for name in (several or one).split(", "))
         return tuple(name.lstrip("%") for name in found)
 
     @property

@@ -14,6 +14,7 @@ _IDLE = frozenset(
     "dynamic-slice dynamic-slice-start dynamic-slice-done slice slice-start slice-done "
     "dynamic-update-slice dynamic-update-slice-start dynamic-update-slice-done".split()
 )
+_FILLING = ("constant", "broadcast", "bitcast", "copy", "copy-start", "copy-done", "get-tuple-element", "fusion")
 _LINEAR = re.compile(r'"linear":\{"byte_offset":"(-?\d+)","byte_stride":"(-?\d+)"\}')
 _PLAIN = re.compile(r'"dynamic_slice_config":\{"loop_index":"\d+","byte_offset":"(-?\d+)","byte_stride":"(-?\d+)"\}')
 
@@ -94,10 +95,10 @@ def _ends(module: Module, computation: str, instruction: Instruction) -> tuple[b
 
 
 def _transfer(
-    module: Module, computation: str, instruction: Instruction, caller: Instruction, out: bool, host: Array, moved: Array
+    module: Module, place: str, instruction: Instruction, caller: Instruction, out: bool, host: Array, moved: Array
 ) -> Transfer:
-    name = instruction.op_name or caller.op_name
-    whole = computation == module.entry and instruction.opcode.startswith("copy") and not out
+    computation, name = module.computations[place], instruction.op_name or caller.op_name
+    whole = place == module.entry and instruction.opcode.startswith("copy") and not out
     return Transfer(
         name=name or instruction.name,
         out=out,
@@ -107,8 +108,8 @@ def _transfer(
         asynchronous=_async(instruction) or _async(caller),
         backward="transpose(" in name,
         walk=_walk(instruction.attributes),
-        whole_state=whole and _argument(module.computations[computation], instruction) is not None,
-        blank=out and _is_blank(module, module.computations[computation], instruction),
+        whole_state=whole and _argument(computation, instruction) is not None,
+        blank=out and _is_blank(computation, instruction),
     )
 
 
@@ -121,12 +122,11 @@ def _argument(entry: dict[str, Instruction], instruction: Instruction) -> str | 
     return instruction.name
 
 
-def _is_blank(module: Module, computation: dict[str, Instruction], instruction: Instruction) -> bool:
-    """Whether an instruction copies what a broadcast fills, as JAX does for the stacks of a loop."""
-    while instruction.opcode.partition("-")[0] in ("copy", "bitcast") and instruction.operands:
-        instruction = computation[instruction.operands[0]]
-    roots = [each for name in instruction.called for each in module.computations.get(name, {}).values() if each.root]
-    return instruction.opcode in ("broadcast", "constant") or any(root.opcode == "broadcast" for root in roots)
+def _is_blank(computation: dict[str, Instruction], instruction: Instruction) -> bool:
+    """Whether a value depends on nothing, such as the zeros that JAX fills the stacks of a loop with."""
+    if instruction.opcode not in _FILLING:
+        return False
+    return all(name in computation and _is_blank(computation, computation[name]) for name in instruction.operands)
 
 
 def _async(instruction: Instruction) -> bool:

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 LAYERS, BATCH, DIM, HIDDEN = 4, 128, 128, 256
-VARIANTS = ("right", "misspelt name", "misspelt destination", "named output", "unread value", "whole state")
-
 State = dict[str, Any]
 
 
@@ -18,7 +16,8 @@ def make_step(variant: str, layers: int = LAYERS) -> Callable[[State, jax.Array]
 
     - `misspelt name`, `misspelt destination`: of the policy. `named output`: the name is that of the layer's output;
       `unread value`: of one that no derivative reads.
-    - `whole state`: the momenta, which live on the host, are moved to the device all at once.
+    - `whole state`: the momenta, which live on the host, are moved to the device all at once; `host compute`: they are
+      scaled before they are moved.
     """
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
@@ -45,8 +44,10 @@ def make_step(variant: str, layers: int = LAYERS) -> Callable[[State, jax.Array]
     def step(state, batch):
         value, gradients = jax.value_and_grad(loss)(state["params"], batch)
         momenta = state["momenta"]
-        if variant == "whole state":
-            momenta = jax.device_put(jax.device_put(momenta, jax.memory.Space.Host), jax.memory.Space.Device)
+        if variant in ("whole state", "host compute"):
+            momenta = jax.device_put(momenta, jax.memory.Space.Host)
+            momenta = jax.tree.map(jnp.tanh, momenta) if variant == "host compute" else momenta
+            momenta = jax.device_put(momenta, jax.memory.Space.Device)
         momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
         params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], momenta)
         if variant == "whole state":

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from recipes.placement.show import align, format_bytes, layer_key
 
 if TYPE_CHECKING:
+    from recipes.verify.comparison import Comparison, Leaf
+    from recipes.verify.gradients import Gradients
     from recipes.verify.hlo import Compiled
     from recipes.verify.residuals import Kept
     from recipes.verify.tracing import Cell, Trace
 
 WIDTH = 100
-_MOST_UNTAGGED = 8
+_MOST_UNTAGGED, _MOST_LEAVES = 8, 5
 
 
 def show_trace(trace: "Trace") -> str:
@@ -104,3 +106,49 @@ def _untagged(kept: Sequence["Kept"]) -> list[str]:
         rest = sum(sum(sizes) for _, sizes in ordered[_MOST_UNTAGGED:])
         lines.append(f"{format_bytes(rest)} in {len(ordered) - _MOST_UNTAGGED} more")
     return lines
+
+
+def show_gradients(gradients: "Gradients") -> str:
+    """The leaves that differ too much first, then each comparison in a line."""
+    lines = []
+    for against, comparison in _comparisons(gradients):
+        lines += [f"! {against}: {_leaf(leaf)}" for leaf in comparison.wrong[:_MOST_LEAVES]]
+        if len(comparison.wrong) > _MOST_LEAVES:
+            lines.append(f"! {against}: and {len(comparison.wrong) - _MOST_LEAVES} more arrays")
+    rows = [["numbers", "arrays", "equal", "worst", "allowed", "where"]]
+    for against, comparison in _comparisons(gradients):
+        equal = sum(leaf.equal for leaf in comparison.leaves)
+        figures = [str(len(comparison.leaves)), str(equal), f"{comparison.worst:.1e}", f"{comparison.tolerance:g}"]
+        rows.append([against, *figures, comparison.worst_leaf])
+    lines += align([list(column) for column in zip(*rows, strict=True)]).splitlines()
+    lines.append(f"with {gradients.layers} layers and {gradients.sequence} tokens a sequence")
+    return "\n".join(clip(line) for line in lines)
+
+
+def gradients_json(gradients: "Gradients") -> dict[str, Any]:
+    """`ok`, `worst`, `worst_leaf`, and every comparison with every leaf."""
+
+    def plain(comparison: "Comparison") -> dict[str, Any]:
+        leaves = [dataclasses.asdict(leaf) for leaf in comparison.leaves]
+        return {"ok": comparison.ok, "worst": comparison.worst, "tolerance": comparison.tolerance, "leaves": leaves}
+
+    return {
+        "ok": gradients.ok,
+        "worst": gradients.worst,
+        "worst_leaf": gradients.worst_leaf,
+        "layers": gradients.layers,
+        "sequence": gradients.sequence,
+        "twin": plain(gradients.twin),
+        "device": plain(gradients.device),
+        "states": [plain(each) for each in gradients.states],
+    }
+
+
+def _comparisons(gradients: "Gradients") -> list[tuple[str, "Comparison"]]:
+    states = [(f"state after step {number}", each) for number, each in enumerate(gradients.states, start=1)]
+    return [("gradients", gradients.twin), *states, ("gradients, all on device", gradients.device)]
+
+
+def _leaf(leaf: "Leaf") -> str:
+    expert = "" if leaf.expert is None else f", expert {leaf.expert}"
+    return f"{leaf.name}{expert} by {leaf.worst:.1e} at {list(leaf.where)}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from recipes.verify.jaxpr import saved as saved
     from recipes.verify.tracing import Trace as Trace, trace as trace
+    from recipes.verify.versions import Versions as Versions, check_versions as check_versions
 
 __getattr__, __dir__ = attributes(
     __name__,
@@ -31,5 +32,6 @@ __getattr__, __dir__ = attributes(
         "recipes.verify.hlo": ("Compiled", "Subject", "check_apart", "check_compiled", "check_hlo"),
         "recipes.verify.jaxpr": ("saved",),
         "recipes.verify.tracing": ("Trace", "trace"),
+        "recipes.verify.versions": ("Versions", "check_versions"),
     },
 )

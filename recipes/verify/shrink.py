@@ -12,8 +12,8 @@ from zoo.checks import ConfigError
 def shrink(config: Config, table: Table, layers: int | None = None, sequence: int | None = None) -> Config:
     """The configuration with that many layers, of every distinct row at least one, and shorter sequences.
 
-    Layers of multi-token prediction all stay and are not counted. Raises ConfigError for more layers than there are, for
-    fewer than the table has distinct rows, and if `train.freeze` names layers, which would be others.
+    Layers of multi-token prediction all stay and are not counted. Raises ConfigError for more layers than there are,
+    for fewer than the table has distinct rows, and if `train.freeze` names layers, which would be others.
     """
     if sequence is not None:
         if not 0 < sequence <= config.train.sequence_length:

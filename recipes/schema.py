@@ -1,6 +1,7 @@
 """The configuration as Hydra sees it: every group has a schema, so that a wrong key or type is an error."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from typing import Any, get_origin
@@ -14,6 +15,7 @@ from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement, StatePlacement
 from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
+from recipes.verify.config import VerifyConfig, VerifyRunConfig
 from zoo import presets
 from zoo.checks import ConfigError, from_fields
 from zoo.registry import FAMILIES
@@ -35,19 +37,53 @@ def register() -> None:
         store.store(name=f"{name}_schema", node=_schema(kind))
     evaluation = {**OmegaConf.to_container(_schema(EvalConfig)), "data": MISSING, "run": _schema(EvalRunConfig)}  # type: ignore[dict-item]
     store.store(name="eval_schema", node=evaluation)
-    store.store(name="schema", node={**root, "train": _schema(TrainConfig), "run": _schema(RunConfig)})
+    root |= {"train": _schema(TrainConfig), "accept": None}
+    store.store(name="schema", node={**root, "verify": "trace", "run": _schema(RunConfig)})
+    checks = {**OmegaConf.to_container(_schema(VerifyConfig)), "target": None, "run": _schema(VerifyRunConfig)}  # type: ignore[dict-item]
+    store.store(name="verify_schema", node={**root, **checks})
 
 
 def read(tree: DictConfig) -> Config:
     """The configuration as frozen dataclasses. Raises ConfigError where a value cannot be."""
     fields = _fields(tree)
+    checks = {"verify": _word(fields.pop("verify")), "accept": fields.pop("accept")}
+    _require_sections(fields, SECTIONS)
+    config = _config(tree, fields, from_fields(RunConfig, fields["run"], "run"))
+    return dataclasses.replace(config, **checks)
+
+
+def read_verify(tree: DictConfig) -> tuple[Config, Target | None, VerifyConfig, VerifyRunConfig]:
+    """The configuration of `zoo-verify`: that of a run, the target if there is one, and how much is checked.
+
+    Raises ConfigError where a value cannot be.
+    """
+    fields = _fields(tree)
+    accept, target = fields.pop("accept"), fields.pop("target")
+    names = [field.name for field in dataclasses.fields(VerifyConfig)]
+    options = from_fields(VerifyConfig, {name: fields.pop(name) for name in names}, "")
+    _require_sections(fields, SECTIONS)
+    run = from_fields(VerifyRunConfig, fields["run"], "run")
+    config = _config(tree, fields, RunConfig(dir=run.dir or "runs/verified", compile_cache=run.compile_cache))
+    found = None if target is None else from_fields(Target, target, "target")
+    return dataclasses.replace(config, accept=accept), found, options, run
+
+
+def _word(value: Any) -> str:
+    """`true`, `trace` or `false`, which YAML reads as a boolean or a word."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _require_sections(fields: Mapping[str, Any], sections: tuple[str, ...]) -> None:
     for section, given in fields.items():
-        if section not in SECTIONS:
+        if section not in sections:
             key, value = _first_leaf(section, given)
-            raise ConfigError(key, value, "no such key", allowed=SECTIONS, name=section)
-    for section in SECTIONS:
+            raise ConfigError(key, value, "no such key", allowed=sections, name=section)
+    for section in sections:
         if not isinstance(fields.get(section), dict):
             raise ConfigError(section, fields.get(section), "needs a map of keys to values, or a choice of its group")
+
+
+def _config(tree: DictConfig, fields: dict[str, Any], run: RunConfig) -> Config:
     family = getattr(OmegaConf.get_type(tree.model), "__name__", "")
     kinds = {kind.__name__: kind for kind in FAMILIES.values()}
     if family not in kinds:
@@ -63,7 +99,7 @@ def read(tree: DictConfig) -> Config:
         optimizer=from_fields(OptimizerConfig, fields["optimizer"], "optimizer"),
         data=from_fields(DataConfig, fields["data"], "data"),
         train=from_fields(TrainConfig, fields["train"], "train"),
-        run=from_fields(RunConfig, fields["run"], "run"),
+        run=run,
     )
     config.mesh.require_batch(config.train.batch_size, config.train.sequence_length, config.train.accumulate)
     config.mesh.require_heads(config.model)

@@ -16,7 +16,9 @@ def show(table: Table) -> str:
     sizes = {tag: max(row[tag].array_bytes for row in table.layers if tag in row) for tag in names}
     label = ["placement", *names]
     size = ["a layer", *(format_bytes(sizes[tag]) if sizes[tag] else "-" for tag in names)]
-    columns = [[layer_key(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups]
+    columns = [
+        [layers_word(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups
+    ]
     blocks = [align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
     segments = f"{table.num_segments} segment{'s' if table.num_segments > 1 else ''}"
     totals = ", ".join(f"{format_bytes(table.place_bytes(place))} on {place}" for place in ("device", "host"))
@@ -42,7 +44,7 @@ def explain(table: Table) -> str:
     for number, row in enumerate(table.layers):
         for tag, cell in row.items():
             decided.setdefault((tag, cell.place or "-", cell.reason), []).append(number)
-    rows = [[tag, layer_key(numbers), place, reason] for (tag, place, reason), numbers in decided.items()]
+    rows = [[tag, layers_word(numbers), place, reason] for (tag, place, reason), numbers in decided.items()]
     rows.sort(key=lambda row: list(dict.fromkeys(tag for tag, _, _ in decided)).index(row[0]))
     return align([list(column) for column in zip(["tag", "layers", "place", "decided by"], *rows, strict=True)])
 
@@ -65,7 +67,7 @@ def _fold(table: Table) -> list[list[int]]:
     return list(groups.values())
 
 
-def layer_key(numbers: Sequence[int]) -> str:
+def layers_word(numbers: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` as `0-2+5`, the way a recipe names layers."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.placement.show import align, format_bytes, layer_key
+from recipes.placement.show import align, format_bytes, layers_word
 
 if TYPE_CHECKING:
     from recipes.verify.comparison import Comparison, Leaf
     from recipes.verify.gradients import Gradients
     from recipes.verify.hlo import Compiled
+    from recipes.verify.proof import Proof
     from recipes.verify.residuals import Kept
     from recipes.verify.tracing import Cell, Trace
 
@@ -80,7 +81,7 @@ def _cells(cells: Iterable["Cell"]) -> list[str]:
     rows = [["tag", "layers", "asked", "found", "a layer", "reads", ""]]
     for (tag, asked, found, size, reads, problem), layers in sorted(alike.items(), key=lambda item: not item[0][-1]):
         figures = [format_bytes(size), str(reads)] if found != "remat" else ["", ""]
-        rows.append([tag, layer_key(layers), asked, found, *figures, problem and f"! {problem}"])
+        rows.append([tag, layers_word(layers), asked, found, *figures, problem and f"! {problem}"])
     return align([list(column) for column in zip(*rows, strict=True)]).splitlines()
 
 
@@ -152,3 +153,29 @@ def _comparisons(gradients: "Gradients") -> list[tuple[str, "Comparison"]]:
 def _leaf(leaf: "Leaf") -> str:
     expert = "" if leaf.expert is None else f", expert {leaf.expert}"
     return f"{leaf.name}{expert} by {leaf.worst:.1e} at {list(leaf.where)}"
+
+
+def show_proof(proof: "Proof") -> str:
+    """Each check, the failed ones first, and in the last line what holds or what does not."""
+    parts = sorted(proof.checks.items(), key=lambda item: item[1].ok)
+    blocks = [f"{'ok' if report.ok else 'FAILED'}: {name}\n{report}" for name, report in parts]
+    return "\n\n".join([*blocks, clip(_verdict(proof))])
+
+
+def _verdict(proof: "Proof") -> str:
+    trace, compiled, gradients = proof.trace, proof.compiled, proof.gradients
+    numbers = "gradients not checked" if gradients is None else f"gradients equal (worst {gradients.worst:.1f})"
+    if proof.ok and trace is not None:
+        return f"proved: {trace.found} of {trace.asked} placements, {numbers}"
+    failed = []
+    if not proof.versions.ok:
+        failed.append("this compiler is known to give wrong gradients")
+    if trace is not None and not trace.ok:
+        failed.append(f"{trace.found} of {trace.asked} placements in the trace")
+    if compiled is not None and not compiled.ok:
+        failed.append(f"{compiled.found} of {compiled.asked} placements in the compiled program")
+        failed += compiled.problems[:1]
+    if gradients is not None and not gradients.ok:
+        wrong = gradients.first_wrong
+        failed.append("gradients differ" + (f" (worst {wrong.worst:.1e} in {wrong.worst_leaf})" if wrong else ""))
+    return f"failed: {'; '.join(failed)}"

@@ -52,7 +52,7 @@ FLAGS = (
     RiskyFlag(
         "xla_gpu_enable_pipelined_host_offloading",
         ("true", "1"),
-        "moves copies to and from the host into other steps of a loop; while it was the default a model did not converge",
+        "moves copies to and from the host into other steps; while it was the default a model did not converge",
         (f"{_XLA}37979", f"{_XLA}45393", f"{_XLA}39302"),
     ),
     RiskyFlag(

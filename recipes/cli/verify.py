@@ -25,9 +25,14 @@ def verify(tree: DictConfig) -> int:
         raise ConfigError("run.json", run.json, "stands in no folder")
     prepare_jax(run.compile_cache)
 
+    from recipes.placement.resolve import NoEffect
     from recipes.verify.proof import prove
 
-    proof = prove(config, target, options)
+    try:
+        proof = prove(config, target, options)
+    except NoEffect as error:
+        print(f"failed: {error}")
+        return FAILED
     if run.json is not None:
         Path(run.json).write_text(json.dumps(proof.to_json()) + "\n")
     print(proof)

@@ -1,6 +1,7 @@
 """All checks of a run's own step, one after another, and what they say together."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,13 +108,14 @@ def compiled_here(step: Callable, args: tuple, traced: Trace) -> Compiled:
 
 
 def _at_hand(config: Config) -> Config:
-    """On one device where the mesh needs more than there are."""
-    return config if config.mesh.num_devices <= jax.device_count() else dataclasses.replace(config, mesh=MeshConfig())
+    """On one device, with one sequence a micro-batch, where the mesh needs more devices than there are."""
+    if config.mesh.num_devices <= jax.device_count():
+        return config
+    train = dataclasses.replace(config.train, batch_size=config.train.accumulate)
+    return dataclasses.replace(config, mesh=MeshConfig(), train=train)
 
 
 def _require_memory(config: Config) -> None:
-    import os
-
     needed = 4 * _COPIES * zoo.count_parameters(config.model)
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > have:

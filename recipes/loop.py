@@ -24,6 +24,7 @@ from recipes.sample import generate
 from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import TrainState
+from recipes.verify.start import misplaced, refuse
 from zoo.checks import ConfigError
 from zoo.source import Source, fill
 
@@ -49,6 +50,10 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         )
     if config.explain:
         print(f"{setup.table.explain()}\n")
+    problem = refuse(setup)
+    if problem is not None:
+        print(problem)
+        return FAILED
     folder = Path(config.run.dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +135,11 @@ def _steps(
     batch = batches.batch(0, train.batch_size)
     with _timed("compiled the step"):
         step: Any = setup.step
-        step = step.lower(state, batch).compile()
+        traced = step.trace(state, batch)
+        problem = misplaced(setup, traced.jaxpr)
+        if problem is not None:
+            return state, problem
+        step = traced.lower().compile()
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()

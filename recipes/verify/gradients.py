@@ -51,13 +51,12 @@ class Gradients:
 
     @property
     def worst(self) -> float:
-        """The largest difference to the twin, over all steps."""
-        return max(each.worst for each in (self.twin, *self.states))
+        """The largest difference of the first comparison that fails; 0 if all hold."""
+        return 0.0 if self.first_wrong is None else self.first_wrong.worst
 
     @property
     def worst_leaf(self) -> str:
-        found = max((self.twin, *self.states), key=lambda each: (not each.ok, each.worst))
-        return found.worst_leaf
+        return "" if self.first_wrong is None else self.first_wrong.worst_leaf
 
     def __str__(self) -> str:
         from recipes.verify.report import show_gradients

@@ -176,6 +176,5 @@ def _verdict(proof: "Proof") -> str:
         failed.append(f"{compiled.found} of {compiled.asked} placements in the compiled program")
         failed += compiled.problems[:1]
     if gradients is not None and not gradients.ok:
-        wrong = gradients.first_wrong
-        failed.append("gradients differ" + (f" (worst {wrong.worst:.1e} in {wrong.worst_leaf})" if wrong else ""))
+        failed.append(f"gradients differ (worst {gradients.worst:.1e} in {gradients.worst_leaf})")
     return f"failed: {'; '.join(failed)}"

@@ -24,7 +24,7 @@ from recipes.sample import generate
 from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import TrainState
-from recipes.verify.start import misplaced, refuse
+from recipes.verify.start import may_start, misplaced
 from zoo.checks import ConfigError
 from zoo.source import Source, fill
 
@@ -44,15 +44,11 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
-    if config.mesh.expert > 1 and hasattr(config.model, "num_experts"):
-        print(
-            f"a device sends an expert at most {config.mesh.expert_bound:g} times the mean load, the rest is dropped\n"
-        )
+    if (mesh := config.mesh).expert > 1 and hasattr(config.model, "num_experts"):
+        print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
     if config.explain:
         print(f"{setup.table.explain()}\n")
-    problem = refuse(setup)
-    if problem is not None:
-        print(problem)
+    if not may_start(setup):
         return FAILED
     folder = Path(config.run.dir)
     try:

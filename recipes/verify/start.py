@@ -16,22 +16,20 @@ from recipes.verify.versions import check_versions
 _SEQUENCE = 64  # tokens of the small model whose gradients are checked
 
 
-def refuse(setup: Setup) -> str | None:
-    """Why the run cannot start, None if it can.
+def may_start(setup: Setup) -> bool:
+    """Whether the run can start; prints why not.
 
     It cannot under a compiler that is known to be wrong, nor, with `verify=true`, if a small model's gradients differ.
     """
     config = setup.config
     versions = check_versions(jax.default_backend(), setup.table.place_bytes("host") > 0, config.accept)
-    for note in versions.notes:
-        print(f"note: {note}")
-    if not versions.ok:
-        return str(versions)
-    if config.verify != "true":
-        return None
+    if versions.problems or versions.notes:
+        print(versions)
+    if not versions.ok or config.verify != "true":
+        return versions.ok
     gradients = check_gradients(_small(setup), steps=1)
-    print(f"{gradients}\n")
-    return None if gradients.ok else "the placement changes gradients; verify=trace trains nevertheless"
+    print(f"{gradients}\n" if gradients.ok else f"{gradients}\nthe placement changes gradients; verify=trace trains on")
+    return gradients.ok
 
 
 def misplaced(setup: Setup, program: Any) -> str | None:
@@ -40,7 +38,7 @@ def misplaced(setup: Setup, program: Any) -> str | None:
         return None
     report = judge(residuals(program), setup.table)
     if not report.ok:
-        return f"{report}\nthe step does not keep activations as the placement says; verify=false trains nevertheless"
+        return f"{report}\nthe step does not keep activations as the placement says; verify=false trains on"
     print(f"{report.found} of {report.asked} placements found in the step")
     return None
 

@@ -4,12 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recipes.cli import train as train_cli, verify as verify_cli
-from recipes.verify import check_versions
+from recipes.placement.segments import replace_places
+from recipes.setup import Setup
+from recipes.verify import Gradients, check_versions, compare
+from recipes.verify.start import misplaced
 from tests.recipes.test_cli import QUICK
 
 MODEL = [word for word in QUICK if word.startswith("model")]
@@ -93,35 +98,49 @@ def test_errors_of_the_configuration_come_without_jax():
     assert done.stderr.startswith("zoo-verify: sequence=none: ")
 
 
-def test_training_checks_before_its_first_step(monkeypatch, tmp_path: Path, capsys):
-    run = (
-        *QUICK,
-        "train.steps=1",
-        "data=synthetic",
-        "placement=host",
-        "run.compile_cache=null",
-        f"run.dir={tmp_path}/a",
-    )
-    assert command(monkeypatch, train_cli.main, *run, "verify=true") == 0
-    out = capsys.readouterr().out
-    assert "gradients, all on device" in out
-    assert "18 of 18 placements found in the step" in out
+def training(tmp_path: Path, *overrides: str) -> tuple[str, ...]:
+    return (*QUICK, "data=synthetic", "placement=host", "run.compile_cache=null", f"run.dir={tmp_path}/a", *overrides)
+
+
+def test_training_with_a_proof_of_a_small_model(monkeypatch, tmp_path: Path, capsys):
+    """As few layers as the table has rows; gradients that differ end the run before anything is written."""
+    given = []
+
+    def wrong(config: Any, steps: int) -> Gradients:
+        given.append((config.model.num_layers, config.train.sequence_length, steps))
+        same, other = compare([np.ones(2)], [np.ones(2)]), compare([np.ones(2)], [np.zeros(2)])
+        return Gradients(other, same, (same,), 1, 8)
+
+    monkeypatch.setattr("recipes.verify.start.check_gradients", wrong)
+    assert command(monkeypatch, train_cli.main, *training(tmp_path, "verify=true")) == 1
+    assert given == [(1, 8, 1)]
+    assert "the placement changes gradients; verify=trace trains on" in capsys.readouterr().out
+    assert not (tmp_path / "a").exists()
 
 
 def test_training_under_a_compiler_that_gives_wrong_gradients_is_refused(monkeypatch, tmp_path: Path, capsys):
     monkeypatch.setattr("recipes.verify.start.check_versions", bad_compiler)
-    run = (*QUICK, "data=synthetic", "placement=host", "run.compile_cache=null", f"run.dir={tmp_path}/a")
-    assert command(monkeypatch, train_cli.main, *run) == 1
+    assert command(monkeypatch, train_cli.main, *training(tmp_path)) == 1
     assert "openxla/xla/pull/46231" in capsys.readouterr().out
     assert not (tmp_path / "a").exists()
 
 
 def test_training_stops_where_the_step_does_not_do_as_the_table_says(monkeypatch, tmp_path: Path, capsys):
-    """A compiler pass, a wrapped policy, a bug: whatever drops a placement on its way into the step."""
-    monkeypatch.setattr("recipes.placement.segments.policy", lambda places: None)
-    run = (*QUICK, "data=synthetic", "placement=host", "run.compile_cache=null", f"run.dir={tmp_path}/a")
-    assert command(monkeypatch, train_cli.main, *run) == 1
+    """Whatever drops a placement on its way into the step."""
+    right = Setup.place
+
+    def place(self: Setup, model: Any) -> Any:
+        return replace_places(right(self, model), lambda place: "remat" if place == "host" else place)
+
+    monkeypatch.setattr(Setup, "place", place)
+    assert command(monkeypatch, train_cli.main, *training(tmp_path)) == 1
     out = capsys.readouterr().out
     assert "! is computed again: no policy keeps it" in out
-    assert "verify=false trains nevertheless" in out
+    assert "verify=false trains on" in out
     assert (tmp_path / "a" / "metrics.jsonl").read_text() == ""
+
+
+def test_training_without_a_check():
+    """The program is not even looked at."""
+    setup: Any = SimpleNamespace(config=SimpleNamespace(verify="false"))
+    assert misplaced(setup, program=None) is None

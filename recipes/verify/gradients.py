@@ -122,9 +122,9 @@ def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def init(params: PyTree) -> Recorded:
         return Recorded(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), optimizer.init(params))
 
-    def update(gradients: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Recorded]:
-        updates, inner = optimizer.update(gradients, state.inner, params)
-        return updates, Recorded(gradients, inner)
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Recorded]:
+        changed, inner = optimizer.update(updates, state.inner, params)
+        return changed, Recorded(updates, inner)
 
     return optax.GradientTransformation(init, update)
 

@@ -182,7 +182,8 @@ def _loop(node: Node, body: Flat, names: list[str], readers: list[Node]) -> Loop
 
 def _stacks(loop: Node, position: int) -> bool:
     """Whether a loop stacks an output over its steps: what it carries has the same dims within and without."""
-    return loop.eqn.outvars[position].aval.ndim > loop.eqn.params["jaxpr"].jaxpr.outvars[position].aval.ndim
+    without, within = loop.eqn.outvars[position].aval, loop.eqn.params["jaxpr"].jaxpr.outvars[position].aval
+    return without.ndim > within.ndim  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _names(node: Node) -> Iterator[str]:

@@ -66,7 +66,7 @@ def text(platform: str, variant: str) -> str:
     lowered = jax.jit(own_step.make_step(variant)).lower(*args)
     if variant == "whole state" and platform == "cuda":
         on_host(lowered, args)
-    return lowered.compile(compiler_options=CUDA if platform == "cuda" else OPTIONS).as_text()
+    return str(lowered.compile(compiler_options=CUDA if platform == "cuda" else OPTIONS).as_text())
 
 
 def without_unread(hlo: str) -> str:

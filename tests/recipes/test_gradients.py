@@ -29,7 +29,7 @@ HOST = Placement(default="host")
 
 
 def config(model: Any = LLAMA, placement: Placement = HOST, **train: Any) -> Config:
-    sizes = {"batch_size": 2, "sequence_length": 8, "steps": 4} | train
+    sizes: dict[str, Any] = {"batch_size": 2, "sequence_length": 8, "steps": 4} | train
     return Config(
         model=model,
         placement=placement,

@@ -12,14 +12,18 @@ from jax.ad_checkpoint import checkpoint_name
 import recipes
 from layers.nodes import map_nodes
 from layers.tag import Tag
-from recipes import Placement, place, resolve
+from recipes import MeshConfig, Placement, place, resolve
+from recipes.config import TrainConfig
 from recipes.placement.segments import replace_places
+from recipes.setup import Setup
 from recipes.verify import trace
 from recipes.verify.tracing import Trace
 from tests.recipes import own_step
 from tests.recipes.common import abstract, total
+from tests.recipes.test_gradients import config
 from tests.recipes.test_jaxpr import DEEP
 from zoo.models import abstract as make_abstract
+from zoo.registry import config as model_config
 
 NAME = "llama_tied"
 HOST = Placement(default="host")
@@ -200,3 +204,35 @@ def test_the_report_fits_a_terminal_and_becomes_json():
     assert (read["ok"], read["asked"], read["found"]) == (False, report.asked, report.found)
     assert read["bytes"]["host"] == report.place_bytes("host") == sum(row["host"] for row in read["layers"])
     assert read["untagged_bytes"] == sum(each["num_bytes"] for each in read["untagged"])
+
+
+# Axes of a mesh, micro-batches.
+STEPS = {"one device": ({}, 4), "split": ({"fsdp": 4, "tensor": 2}, 1), "experts": ({"fsdp": 2, "expert": 4}, 2)}
+
+
+@pytest.mark.parametrize(("axes", "accumulate"), STEPS.values(), ids=STEPS)
+def test_a_whole_step_with_micro_batches_on_a_mesh(axes: dict[str, int], accumulate: int):
+    """A DeepSeek with a dense layer, experts and multi-token prediction; a layer of its own and runs."""
+    model = model_config("debug_deepseek", num_layers=3, num_mtp_layers=1)
+    placement = Placement(default="host", layers={"1": {"moe_gate": "device", "attn_out": "remat"}})
+    train = TrainConfig(batch_size=16, sequence_length=16, accumulate=accumulate)
+    setup = Setup(dataclasses.replace(config(model, placement), mesh=MeshConfig(**axes), train=train))
+    report = trace(setup.step, setup.abstract_state(), setup.abstract_batch(), asked=setup.table)
+    assert report.ok, str(report)
+    assert report.asked == sum(len(row) for row in setup.table.rows())
+    if not axes:  # else experts' rows are those of each device, padded
+        for place_name in ("device", "host"):
+            assert report.place_bytes(place_name) == setup.table.place_bytes(place_name)
+    other = dataclasses.replace(setup.table, layers=setup.table.layers[::-1])
+    assert not trace(setup.step, setup.abstract_state(), setup.abstract_batch(), asked=other).ok
+
+
+def test_the_step_of_deepseek_v3_671b():
+    train = TrainConfig(batch_size=8, sequence_length=4096, dtype="bfloat16")
+    placed = config(model_config("deepseek_v3_671b"), Placement.preset("blog_deepseek"))
+    setup = Setup(dataclasses.replace(placed, train=train))
+    report = trace(setup.step, setup.abstract_state(), setup.abstract_batch(), asked=setup.table)
+    assert (report.ok, report.asked) == (True, 1141)
+    assert report.trace_s < 20
+    latents, gates = 8 * 4096 * (1536 + 576) * 2, 8 * 4096 * 2 * 18432 * 2
+    assert report.place_bytes("host", 0) == latents + gates

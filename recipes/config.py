@@ -6,6 +6,7 @@ from recipes.data.config import DataConfig
 from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement
 from recipes.sharding.config import MeshConfig
+from recipes.verify.versions import ACCEPTABLE
 from zoo.checks import ConfigError, require_at_most, require_choice, require_not_negative, require_positive
 from zoo.registry import ModelConfig
 
@@ -157,7 +158,13 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration read and checked, as far as it can be without the model. `explain`: say who decided each cell."""
+    """A configuration read and checked, as far as it can be without the model.
+
+    - `explain`: say who decided each cell.
+    - `verify`: before the first step: `true` proves placement and gradients, `trace` (the default) looks for every
+      placement in the traced step, `false` does neither.
+    - `accept`: the name of a known risk of the compiler to take (`recipes.verify.versions`).
+    """
 
     model: ModelConfig
     placement: Placement
@@ -167,3 +174,10 @@ class Config:
     data: DataConfig
     train: TrainConfig
     run: RunConfig
+    verify: str = "trace"
+    accept: str | None = None
+
+    def __post_init__(self):
+        require_choice("verify", self.verify, ("true", "trace", "false"))
+        if self.accept is not None:
+            require_choice("accept", self.accept, ACCEPTABLE)

@@ -22,6 +22,7 @@ from recipes.sample import generate
 from recipes.setup import Setup
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import TrainState
+from recipes.verify.start import may_start, misplaced
 from zoo.checks import ConfigError
 from zoo.source import Source
 
@@ -38,17 +39,9 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
     source, setup = _open_weights(config), Setup(config)
-    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
-    if setup.mesh is None and jax.device_count() > 1:
-        print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
-    if config.mesh.expert > 1 and hasattr(config.model, "num_experts"):
-        print(
-            f"a device sends an expert at most {config.mesh.expert_bound:g} times the mean load, the rest is dropped\n"
-        )
-    if setup.mesh is not None:
-        print(f"bytes are those of all {setup.mesh.size} devices together\n")
-    if config.explain:
-        print(f"{setup.table.explain()}\n")
+    _announce(setup, corpus)
+    if not may_start(setup):
+        return FAILED
     record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config)
     state = setup.drawn_state() if source is None else setup.loaded_state(source)
     losses: list[float] = []
@@ -101,6 +94,20 @@ def _leaves(config: Any) -> dict[str, Any]:
     return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
+def _announce(setup: Setup, corpus: Corpus) -> None:
+    """What is about to run."""
+    config, mesh = setup.config, setup.config.mesh
+    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
+    if setup.mesh is None and jax.device_count() > 1:
+        print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
+    if setup.mesh is not None:
+        print(f"bytes are those of all {mesh.num_devices} devices together\n")
+    if mesh.expert > 1 and hasattr(config.model, "num_experts"):
+        print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
+    if config.explain:
+        print(f"{setup.table.explain()}\n")
+
+
 def _describe(corpus: Corpus) -> str:
     if not corpus.num_train_documents:
         return "random tokens"
@@ -119,7 +126,11 @@ def _steps(
     batch = setup.batch(batches, 0)
     with _timed("compiled the step"):
         step: Any = setup.step
-        step = step.lower(state, batch).compile()
+        traced = step.trace(state, batch)
+        problem = misplaced(setup, traced.jaxpr)
+        if problem is not None:
+            return state, problem
+        step = traced.lower().compile()
     with progress(train.steps) as display:
         for number in range(1, train.steps + 1):
             start = time.perf_counter()

@@ -16,6 +16,7 @@ from recipes.placement.spec import Placement, StatePlacement
 from recipes.plan.config import PlanConfig, PlanRunConfig
 from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
+from recipes.verify.config import VerifyConfig, VerifyRunConfig
 from zoo import presets
 from zoo.checks import ConfigError, from_fields
 from zoo.registry import FAMILIES
@@ -38,15 +39,22 @@ def register() -> None:
         store.store(name=f"{name}_schema", node=_schema(kind))
     evaluation = {**OmegaConf.to_container(_schema(EvalConfig)), "data": MISSING, "run": _schema(EvalRunConfig)}  # type: ignore[dict-item]
     store.store(name="eval_schema", node=evaluation)
-    store.store(name="schema", node={**root, "train": _schema(TrainConfig), "run": _schema(RunConfig)})
+    root |= {"train": _schema(TrainConfig)}
+    run = {**root, "accept": None}
+    store.store(name="schema", node={**run, "verify": "trace", "run": _schema(RunConfig)})
     planned = {"target": MISSING, "plan": _plan_schema(), "compare": [], "run": _schema(PlanRunConfig)}
-    store.store(name="plan_schema", node={**root, "train": _schema(TrainConfig), **planned})
+    store.store(name="plan_schema", node={**root, **planned})
+    checks = {**OmegaConf.to_container(_schema(VerifyConfig)), "target": None, "run": _schema(VerifyRunConfig)}  # type: ignore[dict-item]
+    store.store(name="verify_schema", node={**run, **checks})
 
 
 def read(tree: DictConfig) -> Config:
     """The configuration as frozen dataclasses. Raises ConfigError where a value cannot be."""
-    fields = _sections(tree, SECTIONS)
-    return _config(tree, fields, from_fields(RunConfig, fields["run"], "run"))
+    fields = _fields(tree)
+    checks = {"verify": _word(fields.pop("verify")), "accept": fields.pop("accept")}
+    _require_sections(fields, SECTIONS)
+    config = _config(tree, fields, from_fields(RunConfig, fields["run"], "run"))
+    return dataclasses.replace(config, **checks)
 
 
 def read_plan(tree: DictConfig) -> tuple[Config, Target, PlanConfig, PlanRunConfig, tuple[str, ...]]:
@@ -54,16 +62,11 @@ def read_plan(tree: DictConfig) -> tuple[Config, Target, PlanConfig, PlanRunConf
 
     Raises ConfigError where a value cannot be, or the mesh does not fit the target.
     """
-    fields = _sections(tree, (*SECTIONS, *PLAN_SECTIONS), lists=("compare",))
+    fields = _fields(tree)
+    _require_sections(fields, (*SECTIONS, *PLAN_SECTIONS), lists=("compare",))
     run = from_fields(PlanRunConfig, fields["run"], "run")
     config = _config(tree, fields, RunConfig(dir=run.dir or "runs/planned"))
-    target = from_fields(Target, fields["target"], "target")
-    devices = config.mesh.num_devices
-    if target.devices == 1 and target.topology is None:
-        target = target.of(devices)
-    if target.devices != devices:
-        problem = f"the mesh has {devices}: its axes must multiply to the number of devices"
-        raise ConfigError("target.devices", target.devices, problem, hint=f"mesh.fsdp={target.devices}, for instance")
+    target = _target(fields["target"], config)
     compare = tuple(fields["compare"])
     for name in compare:
         if name not in Placement.presets():
@@ -71,9 +74,40 @@ def read_plan(tree: DictConfig) -> tuple[Config, Target, PlanConfig, PlanRunConf
     return config, target, from_fields(PlanConfig, fields["plan"], "plan"), run, compare
 
 
-def _sections(tree: DictConfig, sections: tuple[str, ...], lists: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The tree as plain fields, which must be those sections. Raises ConfigError otherwise."""
+def read_verify(tree: DictConfig) -> tuple[Config, Target | None, VerifyConfig, VerifyRunConfig]:
+    """The configuration of `zoo-verify`: that of a run, the target if there is one, and how much is checked.
+
+    Raises ConfigError where a value cannot be.
+    """
     fields = _fields(tree)
+    accept, target = fields.pop("accept"), fields.pop("target")
+    names = [field.name for field in dataclasses.fields(VerifyConfig)]
+    options = from_fields(VerifyConfig, {name: fields.pop(name) for name in names}, "")
+    _require_sections(fields, SECTIONS)
+    run = from_fields(VerifyRunConfig, fields["run"], "run")
+    config = _config(tree, fields, RunConfig(dir=run.dir or "runs/verified", compile_cache=run.compile_cache))
+    found = None if target is None else _target(target, config)
+    return dataclasses.replace(config, accept=accept), found, options, run
+
+
+def _target(fields: Mapping[str, Any], config: Config) -> Target:
+    """The target with the mesh's devices; ConfigError if it names another number of them."""
+    target, devices = from_fields(Target, fields, "target"), config.mesh.num_devices
+    if target.devices == 1 and target.topology is None:
+        target = target.of(devices)
+    if target.devices != devices:
+        problem = f"the mesh has {devices}: its axes must multiply to the number of devices"
+        raise ConfigError("target.devices", target.devices, problem, hint=f"mesh.fsdp={target.devices}, for instance")
+    return target
+
+
+def _word(value: Any) -> str:
+    """`true`, `trace` or `false`, which YAML reads as a boolean or a word."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _require_sections(fields: Mapping[str, Any], sections: tuple[str, ...], lists: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError unless the fields are those sections, maps or `lists`."""
     for section, given in fields.items():
         if section not in sections:
             key, value = _first_leaf(section, given)
@@ -83,7 +117,6 @@ def _sections(tree: DictConfig, sections: tuple[str, ...], lists: tuple[str, ...
             raise ConfigError(section, fields.get(section), "needs a list, such as [device,host]")
         if section not in lists and not isinstance(fields.get(section), dict):
             raise ConfigError(section, fields.get(section), "needs a map of keys to values, or a choice of its group")
-    return fields
 
 
 def _config(tree: DictConfig, fields: dict[str, Any], run: RunConfig) -> Config:

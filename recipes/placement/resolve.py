@@ -17,6 +17,11 @@ from recipes.sharding.experts import spread_experts
 from recipes.sharding.rules import constrain
 from zoo.checks import ConfigError
 
+
+class NoEffect(ConfigError):
+    """A cell is named whose place has no effect."""
+
+
 _GROUPS = (1, 2, 3, 4)  # tried, so that a table of many segments can say which pattern would make few
 
 
@@ -215,7 +220,7 @@ def _check_effect(layer: int, name: str, tag: Tag, said: tuple[str, str], sizes:
     place, key = said
     if tag.carried and place == "remat":
         problem = "the input of a block cannot be recomputed from within the block"
-        raise ConfigError(key, place, problem, allowed=("device", "host"))
+        raise NoEffect(key, place, problem, allowed=("device", "host"))
     if name not in sizes:
         problem = f"no derivative in layer {layer} reads {name}: no place of it has an effect"
-        raise ConfigError(key, place, problem, hint=f"name one of: {', '.join(sizes)}")
+        raise NoEffect(key, place, problem, hint=f"name one of: {', '.join(sizes)}")

@@ -19,7 +19,7 @@ def show(table: Table) -> str:
     columns = [
         [layers_word(numbers), *(_word(table.layers[numbers[0]].get(tag)) for tag in names)] for numbers in groups
     ]
-    blocks = [_align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
+    blocks = [align([label, size, *part]) for part in _parts(columns, _MAX_WIDTH - _width(label) - _width(size) - 4)]
     segments = f"{table.num_segments} segment{'s' if table.num_segments > 1 else ''}"
     totals = ", ".join(f"{format_bytes(table.place_bytes(place))} on {place}" for place in ("device", "host"))
     lines = ["\n\n".join(blocks), f"{len(table.layers)} layers in {segments}; saved activations: {totals}"]
@@ -46,7 +46,7 @@ def explain(table: Table) -> str:
             decided.setdefault((tag, cell.place or "-", cell.reason), []).append(number)
     rows = [[tag, layers_word(numbers), place, reason] for (tag, place, reason), numbers in decided.items()]
     rows.sort(key=lambda row: list(dict.fromkeys(tag for tag, _, _ in decided)).index(row[0]))
-    return _align([list(column) for column in zip(["tag", "layers", "place", "decided by"], *rows, strict=True)])
+    return align([list(column) for column in zip(["tag", "layers", "place", "decided by"], *rows, strict=True)])
 
 
 def format_bytes(count: float) -> str:
@@ -96,7 +96,8 @@ def _parts(columns: list[list[str]], room: int) -> list[list[list[str]]]:
     return parts
 
 
-def _align(columns: list[list[str]]) -> str:
+def align(columns: list[list[str]]) -> str:
+    """Columns of words as lines of text."""
     widths = [_width(column) for column in columns]
     lines = [
         "  ".join(word.ljust(w) for word, w in zip(row, widths, strict=True)) for row in zip(*columns, strict=True)

@@ -12,7 +12,6 @@ A property test of a module of one's own that holds a `layers.Stack` and is call
 `loss(model, x)` is any scalar. Checking alone needs no Hypothesis; only the strategies import it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,9 @@ from layers.buffer import split_buffers
 from layers.tag import tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.resolve import Table, place, resolve
-from recipes.placement.segments import Run, replace_places, unplace
+from recipes.placement.segments import replace_places, unplace
 from recipes.placement.spec import PLACES, Placement
-from recipes.verify.jaxpr import saved
+from recipes.verify.tracing import trace
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
 from zoo.registry import ModelConfig
@@ -100,17 +99,14 @@ def assert_saved(
 ) -> Table:
     """Asserts that the gradient of `fn(model, *args)` saves what the placement asks, no more and no less, and where.
 
-    Run by run: tag, place, layers and bytes of every residual in the jaxpr. Nothing is compiled; all arguments may be
-    `jax.ShapeDtypeStruct`s. `example` is what `resolve` takes, and must have the sizes of `args`. Returns the table.
+    Cell by cell, to the byte: `recipes.verify.trace` finds every tagged residual in the jaxpr. Nothing is compiled; all
+    arguments may be `jax.ShapeDtypeStruct`s. `example` is what `resolve` takes, and must have the sizes of `args`.
+    Returns the table.
     """
     table = resolve(placement, model, example)
     placed = place(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model), placement, table=table)
-    program = jax.make_jaxpr(lambda model, *args: _value_and_gradient(fn, model, *args))(placed, *args)
-    found: Counter = Counter()
-    for residual in saved(program):
-        found[residual.scan, residual.tag, residual.place, residual.layers] += residual.layer_bytes
-    asked = _asked(table, placed)
-    assert found == asked, f"missing: {sorted(asked - found)}; not asked: {sorted(found - asked)}\n{table}"
+    found = trace(lambda model, *args: _value_and_gradient(fn, model, *args), placed, *args, asked=table)
+    assert found.ok, f"{found}\n{table}"
     return table
 
 
@@ -186,23 +182,6 @@ def _value_and_gradient(fn: Scalar, model: PyTree, *args: Any) -> PyTree:
     trainable, buffers = split_buffers(model)
     params, rest = eqx.partition(trainable, eqx.is_inexact_array)
     return jax.value_and_grad(lambda params: fn(eqx.combine(params, rest, buffers), *args))(params)
-
-
-def _asked(table: Table, placed: PyTree) -> Counter[tuple[int, str, str, int]]:
-    """`(run, tag, place, steps)` of each cell that is kept and the bytes of a step, by the table alone."""
-    leaves = jax.tree.leaves(placed, is_leaf=lambda node: isinstance(node, Run))
-    runs = [leaf for leaf in leaves if isinstance(leaf, Run)]
-    assert len(runs) == table.num_segments
-    asked: Counter = Counter()
-    number = 0
-    for run in runs:
-        before = len(asked)
-        for layer in run.layers[: len(run.blocks)]:
-            for tag, cell in table.layers[layer].items():
-                if cell.place in ("device", "host"):
-                    asked[number, tag, cell.place, run.length] += cell.array_bytes
-        number += len(asked) > before  # as `saved` counts: scans that save something
-    return asked
 
 
 def _llama(**fields: Any) -> LlamaConfig:

@@ -17,6 +17,7 @@ from recipes.flags import compiler_options
 from recipes.placement.spec import PLACES
 from recipes.plan.compile import CompiledMemory, compile_for
 from recipes.plan.targets import Target
+from recipes.verify import check_hlo, trace
 from tests import helpers
 from tests.recipes.common import savable_once
 from tests.recipes.test_policy import BODIES, loss as scan_loss
@@ -203,8 +204,15 @@ def drawn(name: str, seed: int, num_layers: int, stretches: int) -> Placement:
 
 @pytest.mark.parametrize(("name", "seed", "num_layers", "stretches"), chosen(RANDOM))
 def test_random_tables(name: str, seed: int, num_layers: int, stretches: int):
+    """The report of the compiled check agrees with the table, cell by cell and to the byte."""
     table, memory = gradient(name, drawn(name, seed, num_layers, stretches), num_layers)
     assert_as_asked(name, table, memory, num_layers)
+    placed = place(model(name, num_layers), table.placement, table=table)
+    traced = trace(jax.grad(total), placed, TOKENS, asked=table)
+    found = check_hlo(memory.hlo, traced, host_temp_bytes=memory.host_temp_bytes)
+    assert found.ok, str(found)
+    assert found.found == found.asked == sum(place == "host" for row in table.rows() for place in row.values())
+    assert found.host_bytes == table.place_bytes("host")
 
 
 @pytest.mark.parametrize(("name", "seed", "num_layers", "stretches"), chosen(DEEP))

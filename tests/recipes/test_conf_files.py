@@ -47,7 +47,7 @@ def resolved(experiment: str) -> str:
     """The configuration of an experiment as YAML, a line for each key of a section."""
     tree: Any = yaml.compose(OmegaConf.to_yaml(composed(f"experiment={experiment}"), resolve=True))
     for _, section in tree.value:
-        for _, value in section.value:
+        for _, value in section.value if isinstance(section, yaml.MappingNode) else ():
             if isinstance(value, yaml.MappingNode):
                 value.flow_style = True
     return yaml.serialize(tree, width=100)

@@ -58,25 +58,38 @@ def make_train_step(
         result, gradients = _gradients(_on_mesh(loss, mesh, wide_gradients), trainable, rest, batch, accumulate)
         gradients = constrain(gradients, mesh, RULES if zero > 1 else RULES_AT_USE)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
-        master = trainable if state.master is None else state.master
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-            updates, opt_state = optimizer.update(gradients, state.opt_state, master)
-        master = optax.apply_updates(master, updates)
-        params = eqx.combine(master, rest)
-        if state.master is not None:
-            params = cast(params, jax.tree.leaves(trainable)[0].dtype)
+        new = _updated(optimizer, state, gradients, trainable, rest, jax.tree.leaves(batch)[0].shape[0])
         if result.stats is not None and router_bias_rate:
-            params = _rebalanced(params, result.stats.counts, router_bias_rate, frozen)
-        new = TrainState(
-            step=state.step + 1,
-            cursor=state.cursor + jax.tree.leaves(batch)[0].shape[0],
-            params=params,
-            master=None if state.master is None else master,
-            opt_state=opt_state,
-        )
-        return split_state(new, mesh, zero), _metrics(result, gradients, opt_state)
+            params = _rebalanced(new.params, result.stats.counts, router_bias_rate, frozen)
+            new = dataclasses.replace(new, params=params)
+        return split_state(new, mesh, zero), _metrics(result, gradients, new.opt_state)
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
+
+
+def _updated(
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    gradients: PyTree,
+    trainable: PyTree,
+    rest: PyTree,
+    num_sequences: int,
+) -> TrainState:
+    """The state after the optimizer's step; `trainable` and `rest` are its parameters."""
+    master = trainable if state.master is None else state.master
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+        updates, opt_state = optimizer.update(gradients, state.opt_state, master)
+    master = optax.apply_updates(master, updates)
+    params = eqx.combine(master, rest)
+    if state.master is not None:
+        params = cast(params, jax.tree.leaves(trainable)[0].dtype)
+    return TrainState(
+        step=state.step + 1,
+        cursor=state.cursor + num_sequences,
+        params=params,
+        master=None if state.master is None else master,
+        opt_state=opt_state,
+    )
 
 
 def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:

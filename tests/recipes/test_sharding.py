@@ -3,27 +3,20 @@
 import dataclasses
 import functools
 import math
-import re
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from jaxtyping import Array, Float
 
 import recipes
 import zoo
-from layers import Linear
-from layers.attend import local_attend
 from layers.axes import logical_axes
-from layers.tag import Tag
 from recipes import MeshConfig, OptimizerConfig, Placement, make_mesh, make_optimizer, place, unplace
 from recipes.placement.segments import rest_at_use
 from recipes.placement.spec import PLACES
-from recipes.sharding.attention import ContextAttend
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch, shardings
 from recipes.step.loss import Loss, next_token_loss
 from recipes.step.state import split_state
@@ -171,33 +164,6 @@ def test_weights_that_are_read_come_into_their_parts():
     assert all(map(lambda leaf, sharding: leaf.sharding == sharding, jax.tree.leaves(read), jax.tree.leaves(split)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What ordering devices looks at."""
-
-    id: int
-    process_index: int
-    platform: str = "gpu"
-    device_kind: str = "none"
-
-
-@pytest.mark.parametrize(
-    ("shape", "rows"),
-    [
-        ({"replica": 2, "fsdp": 4}, [[0, 1, 2, 3], [4, 5, 6, 7]]),  # along `replica`
-        ({"fsdp": 4, "tensor": 2}, [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        ({"replica": 2, "fsdp": 2, "expert": 2}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
-    ],
-    ids=str,
-)
-def test_slices_follow_one_another_along_replica_or_fsdp(shape: dict[str, int], rows: list[list[int]]):
-    devices = [Device(number, number // 4) for number in range(8)]
-    grid = make_mesh(MeshConfig(**shape, slices=2), devices[::-1]).devices
-    assert np.vectorize(lambda device: device.id)(grid).reshape(len(rows), -1).tolist() == rows
-    with pytest.raises(zoo.ConfigError, match=r"mesh.slices=4: the devices do not stand so"):
-        make_mesh(MeshConfig(fsdp=8, slices=4), devices)
-
-
 def assert_split(state: Any, mesh: Any, zero: int = 3) -> None:
     split = shardings(state, mesh)
     split = dataclasses.replace(split, params=shardings(state.params, mesh, RULES if zero == 3 else RULES_AT_USE))
@@ -264,24 +230,6 @@ def test_all_axes_of_the_layers_have_a_rule():
     assert names - {None} == RULES.keys()
 
 
-def test_a_mesh_that_does_not_divide_an_array_names_both():
-    mesh = make_mesh(MeshConfig(tensor=8))
-    narrow = zoo.abstract(LLAMA, mlp_dim=12)
-    with pytest.raises(zoo.ConfigError, match=r"mesh.tensor=8: tensor = 8 does not divide the dim mlp=12 of layers"):
-        place(narrow, Placement(), mesh)
-    with pytest.raises(zoo.ConfigError, match=r"mesh.fsdp=4: the mesh needs 4 devices \(fsdp=4\), there are 8"):
-        make_mesh(MeshConfig(fsdp=4))
-
-
-def test_two_dims_on_one_mesh_axis_are_an_error():
-    class Square(eqx.Module):
-        linear: Linear
-
-    square = Square(Linear(8, 8, dims=("heads", "mlp"), key=jax.random.key(0)))
-    with pytest.raises(ValueError, match="dims heads and mlp are both split by mesh axis tensor"):
-        shardings(square, make_mesh(MeshConfig(tensor=8)))
-
-
 def test_choices_beyond_the_bound_are_dropped_and_counted():
     """All tokens choose alike: of 8 devices each sends an expert one of its 4 tokens, whose mean load is 1."""
     config = zoo.config(DEEPSEEK, num_mtp_layers=0, router={"groups": 1, "groups_kept": 1, "selection_bias": False})
@@ -290,30 +238,6 @@ def test_choices_beyond_the_bound_are_dropped_and_counted():
     moe = helpers.jit(lambda model, tokens: model.forward(tokens).aux.moe)(placed, jnp.full((8, 4), 3, jnp.int32))
     assert moe.counts.sum() == 8 * 4 * 2
     assert np.asarray(moe.dropped).tolist() == [8 * (4 - 1) * 2]
-
-
-def test_attention_along_context_is_that_of_one_device():
-    """Segments included; and no device has the scores of another one's queries."""
-    mesh = make_mesh(MeshConfig(context=4, fsdp=2))
-    query, key, value = (jnp.asarray(helpers.normal(i, 2, 16, heads, 4)) for i, heads in enumerate((4, 2, 2)))
-    segments = jnp.asarray(np.broadcast_to(np.arange(16, dtype=np.int32) > 6, (2, 16)).astype(np.int32))
-    tags = {
-        "context": Tag("attn_context", Float[Array, "batch seq heads value_dim"]),
-        "lse": Tag("attn_lse", Float[Array, "batch heads seq"]),
-    }
-
-    def run(attend: Any) -> Any:
-        def loss(*args: Any) -> jax.Array:
-            return jnp.sum(jnp.sin(attend(*args, segments, scale=0.5, **tags)))
-
-        gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
-        text = gradient.lower(query, key, value).compile().as_text()
-        return gradient(query, key, value), [int(n) for n in re.findall(r"f32\[1,2,2,(\d+),\d+\]", text or "")]
-
-    (actual, split), (expected, _) = run(ContextAttend(mesh)), run(local_attend)
-    helpers.assert_close(actual, expected, helpers.FLOAT32)
-    assert split
-    assert max(split) == 16 // 4
 
 
 def test_unplace_takes_the_mesh_away():

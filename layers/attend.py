@@ -152,8 +152,10 @@ class _Blocks(NamedTuple):
         if segmented:
             same = _at(self.query_segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
             seen = seen & same[:, None, None]
+        if _dense(self):
+            return jnp.where(jnp.broadcast_to(seen, scores.shape), scores, -jnp.inf)
         # Added, not selected: JAX moves what depends on the chunks alone out of the loops, for all pairs of chunks at
-        # once, and a mask in the shape of the scores would then fill gigabytes.
+        # once, and a mask in the shape of the scores would then fill gigabytes. Of one chunk XLA fuses a choice better.
         return scores + jnp.where(seen, 0.0, -jnp.inf).astype(jnp.float32)
 
 

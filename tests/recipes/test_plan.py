@@ -82,7 +82,7 @@ def test_block_inputs_on_the_host_lower_the_peak_by_their_bytes():
     assert 30 * layer <= remat.device_peak_bytes - host.device_peak_bytes <= 32 * layer
 
 
-@pytest.mark.parametrize("fsdp", [1, 4])
+@pytest.mark.parametrize("fsdp", [4])
 def test_parts_add_up_and_explain_the_peak(fsdp: int):
     plan = planned((("mlp_gate", "device"), ("attn_query", "host")), 3, 4, 256, fsdp)
     assert sum(plan.parts.values()) == plan.device_peak_bytes

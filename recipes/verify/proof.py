@@ -117,7 +117,8 @@ def _at_hand(config: Config) -> Config:
 
 def _require_memory(config: Config) -> None:
     needed = 4 * _COPIES * zoo.count_parameters(config.model)
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = jax.devices()[0].memory_stats() or {}  # none on the CPU
+    have = limits.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > have:
         problem = f"running the step takes {needed / 1e9:.0f} GB, there are {have / 1e9:.0f}"
         hint = "layers=2 or fewer model dims make it small, gradients=false leaves this check out"

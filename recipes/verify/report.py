@@ -1,6 +1,7 @@
 """The checks as text for a terminal of 100 columns, worst news first, and as JSON."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +131,16 @@ def gradients_json(gradients: "Gradients") -> dict[str, Any]:
     """`ok`, `worst`, `worst_leaf`, and every comparison with every leaf."""
 
     def plain(comparison: "Comparison") -> dict[str, Any]:
-        leaves = [dataclasses.asdict(leaf) for leaf in comparison.leaves]
-        return {"ok": comparison.ok, "worst": comparison.worst, "tolerance": comparison.tolerance, "leaves": leaves}
+        leaves = [
+            dataclasses.asdict(leaf) | {"worst": _number(leaf.worst), "experts": list(map(_number, leaf.experts))}
+            for leaf in comparison.leaves
+        ]
+        worst, tolerance = _number(comparison.worst), comparison.tolerance
+        return {"ok": comparison.ok, "worst": worst, "tolerance": tolerance, "leaves": leaves}
 
     return {
         "ok": gradients.ok,
-        "worst": gradients.worst,
+        "worst": _number(gradients.worst),
         "worst_leaf": gradients.worst_leaf,
         "layers": gradients.layers,
         "sequence": gradients.sequence,
@@ -143,6 +148,11 @@ def gradients_json(gradients: "Gradients") -> dict[str, Any]:
         "device": plain(gradients.device),
         "states": [plain(each) for each in gradients.states],
     }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else "inf"
 
 
 def _comparisons(gradients: "Gradients") -> list[tuple[str, "Comparison"]]:

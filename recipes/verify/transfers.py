@@ -24,7 +24,8 @@ class Transfer:
     """A copy between device and host.
 
     - `out`: to the host; `moved_bytes`: at a time; `host_bytes`: of the host array, of which that is a part.
-    - `asynchronous`: the device goes on meanwhile; `backward`: it stands in the backward pass.
+    - `asynchronous`: the device goes on meanwhile; `backward`: it stands in the backward pass, or nothing says
+      where it stands.
     - `walk`: where in the host array each step of a loop moves: `(offset, stride)` in bytes, None if not annotated.
     - `whole_state`: all of an argument of the program at once. `blank`: a fill value, not an array that was computed.
     """
@@ -106,7 +107,7 @@ def _transfer(
         host_bytes=host.num_bytes,
         host_array=host,
         asynchronous=_async(instruction) or _async(caller),
-        backward="transpose(" in name,
+        backward=not name or "transpose(" in name,
         walk=_walk(instruction.attributes),
         whole_state=whole and _argument(computation, instruction) is not None,
         blank=out and _is_blank(computation, instruction),

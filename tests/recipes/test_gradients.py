@@ -1,6 +1,7 @@
 """The check of numbers: what differs is found, in whichever leaf, layer or expert, and what does not passes."""
 
 import dataclasses
+import json
 from functools import partial
 from typing import Any
 
@@ -163,6 +164,8 @@ def test_the_very_step_of_a_run_and_one_whose_placement_changes_a_gradient(monke
     assert (found.ok, found.worst_leaf) == (False, "gradients.embedding.weight")
     assert "! gradients: gradients.embedding.weight by" in str(found)
     assert max(map(len, str(found).splitlines())) <= 100
+    read = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (read["ok"], read["worst_leaf"], read["twin"]["ok"]) == (False, "gradients.embedding.weight", False)
 
 
 # Layers of a table with the rows 0-1, 2, 3-4+6-7, 5 -> the layers that stay.

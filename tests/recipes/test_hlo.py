@@ -4,12 +4,14 @@ import os
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from recipes.plan.targets import Target
 from recipes.verify import Subject, check_apart, check_compiled, check_hlo, trace
 from recipes.verify.hlo import Compiled
 from recipes.verify.hlo_text import parse
+from recipes.verify.proof import compiled_here
 from tests.recipes import own_step
 from tests.recipes.hlo_texts import FOLDER
 
@@ -116,3 +118,13 @@ def test_a_compiler_that_crashes_or_hangs_is_a_problem_of_the_report():
     assert (traced, compiled.ok) == (None, False)
     assert compiled.problems[0] == "the compiler's process crashed with exit code -6"
     assert "took more than 0.1 s" in check_apart(subject, "right", target=TARGET, timeout_s=0.1)[1].problems[0]
+
+
+def test_the_compiler_at_hand():
+    """The CPU has no memory beside its own: what is placed on the host is not found there; the rest asks nothing."""
+    args = own_step.arguments()
+    for variant, found in (("right", 0), ("misspelt destination", 0)):
+        step = jax.jit(own_step.make_step(variant))
+        asked = {"hidden": "host" if variant == "right" else "device"}
+        compiled = compiled_here(step, args, trace(step, *args, asked=asked))
+        assert (compiled.ok, compiled.found) == (variant != "right", found)

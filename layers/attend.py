@@ -152,7 +152,7 @@ class _Blocks(NamedTuple):
         if segmented:
             same = _at(self.query_segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
             seen = seen & same[:, None, None]
-        if _dense(self):
+        if self.dense:
             return jnp.where(jnp.broadcast_to(seen, scores.shape), scores, -jnp.inf)
         # Added, not selected: JAX moves what depends on the chunks alone out of the loops, for all pairs of chunks at
         # once, and a mask in the shape of the scores would then fill gigabytes. Of one chunk XLA fuses a choice better.

@@ -71,21 +71,29 @@ def _head(plans: Sequence[Plan]) -> Text:
     host = f"{gib(target.host_bytes)} GiB of host, {target.to_host_bytes_per_s / 1e9:g} GB/s to it"
     back = f"{target.to_device_bytes_per_s / 1e9:g} back, a device"
     usable = f"{gib(target.usable_bytes)} of {gib(target.hbm_bytes)} GiB usable"
-    return Text(f"{target.devices} x {target.name}: {usable}; {host}, {back}")
+    sizes = "".join(
+        f"; {name} {values[0]:,}" for name, values in _sizes(plans).items() if len(set(values)) == 1 and values[0]
+    )
+    return Text(f"{target.devices} x {target.name}: {usable}; {host}, {back}{sizes}")
+
+
+def _sizes(plans: Sequence[Plan]) -> dict[str, list[int | None]]:
+    return {"batch": [plan.batch_size for plan in plans], "sequence": [plan.sequence_length for plan in plans]}
 
 
 def _verdicts(plans: Sequence[Plan], published: Mapping[str, Published]) -> Table:
-    """One row a plan; published figures stand in parentheses behind the planned ones."""
-    table = _table("plan", ["batch", "sequence", "device GiB", "host GiB", "fits", "compiled in s"])
-    for number, plan in enumerate(plans, start=1):
+    """One row a plan; published figures stand in parentheses behind the planned ones. Equal sizes are in the head."""
+    sizes = {name: values for name, values in _sizes(plans).items() if len(set(values)) > 1}
+    table = _table("plan", [*sizes, "device GiB", "host GiB", "fits", "compile s"])
+    for number, plan in enumerate(plans):
         told = published.get(plan.name)
-        size = [("" if n is None else f"{n:,}") for n in (plan.batch_size, plan.sequence_length)]
+        size = ["" if values[number] is None else f"{values[number]:,}" for values in sizes.values()]
         device, host, fits = gib(plan.device_peak_bytes), gib(plan.host_bytes), _verdict(plan)
         if told is not None:
             device += "" if told.device_gib is None else f" ({told.device_gib:,.1f})"
             host += "" if told.host_gib is None else f" ({told.host_gib:,.1f})"
             fits += "" if told.fits is None else f" ({'yes' if told.fits else 'no'})"
-        name = plan.name if len(plans) == 1 else f"{number} {plan.name}"
+        name = plan.name if len(plans) == 1 else f"{number + 1} {plan.name}"
         table.add_row(name, *size, device, host, fits, f"{plan.compile_s:.0f}")
     if any(published[plan.name].fits is not None for plan in plans if plan.name in published):
         table.caption, table.caption_justify = "in parentheses: published", "left"

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from recipes.plan.cases import Case
+from recipes.plan.planned import PlanError
 from recipes.plan.record import Plan
 from zoo.checks import ConfigError
 
 MAX_COMPILES = 8
 _SEQUENCE_STEP = 1024  # tokens a device along `context`; a longer sequence that is no multiple of it is not tried
 _FARTHEST = 4096  # times the smallest size
+_STRIDE = 3  # at most so many times what fits: memory may grow faster than the line says, and compiling with it
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,12 @@ def search(what: str, case: Case, plan: Callable[[Case], Plan]) -> Found:
         return tried[value]
 
     start = min(range(len(values)), key=lambda index: abs(values[index] - _current(what, case)))
-    best, exact = last_fitting(len(values), measure, start)
+    try:
+        best, exact = last_fitting(len(values), measure, start)
+    except PlanError:  # too large to be compiled within the limits; what was found before stands
+        if not tried:
+            raise
+        best, exact = max((values.index(value) for value, plan in tried.items() if plan.fits), default=None), False
     if best is None:
         return Found(what, None, None, exact, tried)
     return Found(what, values[best], tried[values[best]], exact, tried)
@@ -54,7 +61,7 @@ def last_fitting(count: int, measure: Callable[[int], Plan], start: int) -> tupl
     while high - low > 1 and len(seen) < MAX_COMPILES:
         seen[index] = measure(index)
         low, high = (index, high) if seen[index].fits else (low, index)
-        index = min(max(_meeting(seen, index), low + 1), high - 1)
+        index = min(max(_meeting(seen, index), low + 1), high - 1, _STRIDE * (low + 1) + 1)
     return (low if low >= 0 else None), high - low <= 1
 
 

@@ -113,6 +113,17 @@ def test_the_largest_batch(instant, monkeypatch, capsys, placement: str, batch: 
     assert f"largest batch that fits: {batch}" in out
 
 
+def test_a_search_keeps_what_it_found_before_a_compile_that_fails(monkeypatch, capsys):
+    def limited(case: Any, *_: Any) -> Plan:
+        if case.config.train.batch_size > 10:
+            raise planning.PlanError("the compile took more than 600 s")
+        return made(case)
+
+    monkeypatch.setattr(planning, "planned", limited)
+    assert zoo_plan(monkeypatch, *TINY, "placement=device", "plan.maximise=batch") == 0
+    assert "batch 4 fits; the next ones were not tried: 2 compiles" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("state_gib", "devices"), [(400, 4), (600, 8), (100, 1), (2000, None)])
 def test_the_fewest_devices(monkeypatch, capsys, state_gib: int, devices: int | None):
     """Of 1, 2, 4 and 8, which divide the batch, the fewest whose 133.38 GiB each hold a share of the state."""

@@ -12,9 +12,8 @@ from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.spec import Placement, layer_numbers
-from recipes.sharding.attention import spread_attention
-from recipes.sharding.experts import spread_experts
 from recipes.sharding.rules import constrain
+from recipes.sharding.spread import spread
 from zoo.checks import ConfigError
 
 
@@ -141,7 +140,7 @@ def place(
     placed = map_stacks(change, model)
     if mesh is None:
         return placed
-    return constrain(spread_attention(spread_experts(placed, mesh, expert_bound), mesh), mesh)
+    return constrain(spread(placed, mesh, expert_bound), mesh)
 
 
 @dataclass(frozen=True)

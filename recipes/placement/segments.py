@@ -16,9 +16,8 @@ from layers.nodes import map_nodes
 from layers.stack import Stack, unstack
 from layers.tag import fence
 from recipes.placement.policy import policy
-from recipes.sharding.attention import gather_attention
-from recipes.sharding.experts import gather_experts
 from recipes.sharding.rules import at_use, constrain_hidden
+from recipes.sharding.spread import gather
 
 Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of appearance; hashable
 
@@ -170,7 +169,7 @@ def unplace(placed: PyTree) -> PyTree:
     def change(stack: PlacedStack) -> Stack:
         return Stack(tuple(block for run in stack.runs for block in blocks(run)))
 
-    return gather_attention(gather_experts(map_nodes(change, placed, PlacedStack)))
+    return gather(map_nodes(change, placed, PlacedStack))
 
 
 def rest_at_use(placed: PyTree, mesh: Mesh) -> PyTree:

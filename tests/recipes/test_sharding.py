@@ -202,11 +202,17 @@ def meshes(draw: st.DrawFn) -> dict[str, int]:
 
 @BEARTYPE_DRAWS
 @settings(max_examples=30 if helpers.LONG else 2)
-@given(shape=meshes(), tags=st.dictionaries(st.sampled_from(["attn_query", "mlp_gate"]), st.sampled_from(PLACES)))
-def test_random_meshes_and_placements_give_the_numbers_of_one_device(shape: dict[str, int], tags: dict[str, str]):
+@given(
+    name=st.sampled_from(sorted(CONFIGS) if helpers.LONG else ["llama"]),
+    shape=meshes(),
+    tags=st.dictionaries(st.sampled_from(["attn_query", "mlp_gate"]), st.sampled_from(PLACES)),
+)
+def test_random_meshes_and_placements_give_the_numbers_of_one_device(
+    name: str, shape: dict[str, int], tags: dict[str, str]
+):
     config = MeshConfig(**shape)
     mesh = make_mesh(config, jax.devices()[: config.num_devices])
-    assert_same(gradients("llama", mesh, placement=Placement(activations=tags)), expected("llama"))
+    assert_same(gradients(name, mesh, placement=Placement(activations=tags)), expected(name))
 
 
 @BEARTYPE_DRAWS
@@ -238,6 +244,15 @@ def test_choices_beyond_the_bound_are_dropped_and_counted():
     moe = helpers.jit(lambda model, tokens: model.forward(tokens).aux.moe)(placed, jnp.full((8, 4), 3, jnp.int32))
     assert moe.counts.sum() == 8 * 4 * 2
     assert np.asarray(moe.dropped).tolist() == [8 * (4 - 1) * 2]
+
+
+def test_a_sample_on_a_mesh_is_that_of_one_device():
+    """One sequence, which no mesh can split."""
+    samples = []
+    for mesh in (None, make_mesh(MeshConfig(expert=2, fsdp=2, context=2))):
+        placed = place(jax.tree.map(jnp.asarray, model("deepseek")), PLACEMENTS["deepseek"], mesh)
+        samples.append(np.asarray(helpers.jit(recipes.generate)(placed, jnp.asarray([3, 1, 2], jnp.int32), 4)))
+    assert samples[0].tolist() == samples[1].tolist()
 
 
 def test_unplace_takes_the_mesh_away():

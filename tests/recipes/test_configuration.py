@@ -20,6 +20,7 @@ from recipes import loop, schema
 from recipes.cli.launch import launch
 from recipes.cli.train import main
 from recipes.data import files
+from tests import helpers
 from tests.recipes.common import savable_once
 
 pytestmark = pytest.mark.usefixtures(savable_once.__name__)
@@ -233,7 +234,7 @@ malformed = wrong_value() | wrong_key() | wrong_choice() | wrong_cell() | wrong_
 
 
 @pytest.mark.usefixtures(no_training.__name__)
-@settings(max_examples=300)
+@settings(max_examples=300 if helpers.LONG else 100)
 @given(harmless, malformed)
 def test_a_malformed_configuration_ends_with_a_few_lines_that_name_it(before: str, wrong: str):
     message = refusal(*before.split(), *wrong.split())

@@ -53,6 +53,7 @@ PUBLISHED = {
     "llama2_7b": 6_738_415_616,
     "llama3_2_1b": 1_235_814_400,
     "llama3_2_3b": 3_212_749_824,
+    "llama_2b": 1_953_108_480,  # not published: for one device of 80 GB
     "llama3_1_8b": 8_030_261_248,
     "llama3_1_70b": 70_553_706_496,
     "llama3_1_405b": 405_853_388_800,

@@ -88,8 +88,7 @@ def trace_for(fn: Callable, *args: PyTree, target: Target) -> Any:
         given = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=given or one)
 
-    platform_options = compiler_options(None if target.platform == "local" else target.platform)
-    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=platform_options)
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options(target.compiler))
     return jitted.trace(*jax.tree.map(absent, args))
 
 

@@ -39,7 +39,7 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
 
     Raises ConfigError where the configuration does not fit the target, MissingPlugin without the target's compiler.
     """
-    setup = Setup(config, devices_of(target), None if target.platform == "local" else target.platform)
+    setup = Setup(config, devices_of(target), target.compiler)
     state, batch = setup.abstract_state(), setup.abstract_batch()
     shape = {
         "places": _places(setup),

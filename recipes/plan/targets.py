@@ -92,6 +92,11 @@ class Target:
         return dataclasses.replace(self, devices=devices, topology=self.topology if self.platform == "tpu" else None)
 
     @property
+    def compiler(self) -> str | None:
+        """Whose compiler options a step carries; None: those of the devices at hand."""
+        return None if self.platform == "local" else self.platform
+
+    @property
     def usable_bytes(self) -> int:
         """HBM that the program may fill."""
         return int(self.hbm_bytes * self.usable_fraction)

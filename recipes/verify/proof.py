@@ -70,7 +70,7 @@ def prove(config: Config, target: "Target | None" = None, options: VerifyConfig 
     if small is not None:
         small = _at_hand(small)
         _require_memory(small)
-    platform = jax.default_backend() if target is None else getattr(target, "platform", "cuda")
+    platform = (target and target.compiler) or jax.default_backend()
     versions = check_versions(platform, table.place_bytes("host") > 0, config.accept)
     if not versions.ok:
         return Proof(versions, None, None, None)
@@ -87,7 +87,7 @@ def subject(config: Config, target: "Target") -> Subject:
 
     devices = config.mesh.num_devices
     absent = devices_of(target, devices) if devices > 1 else None
-    setup = Setup(config, absent, getattr(target, "platform", "cuda"))
+    setup = Setup(config, absent, target.compiler)
     return Subject(setup.step, (setup.abstract_state(), setup.abstract_batch()), setup.table, devices)
 
 

@@ -66,8 +66,7 @@ class Setup:
 
     def state(self, model: Decoder) -> TrainState:
         """The state before the first step from a canonical float32 model, which it donates."""
-        state = init_state(self.place(model), self.optimizer, self.config.train.dtype, frozen=self.frozen)
-        return split_state(state, self.mesh, self.config.mesh.zero)
+        return split_state(self._init(self.place(model)), self.mesh, self.config.mesh.zero)
 
     def place(self, model: Decoder) -> PyTree:
         """The model in segments, each array split by the mesh."""
@@ -89,8 +88,10 @@ class Setup:
     def abstract_state(self) -> TrainState:
         """The state as `jax.ShapeDtypeStruct`s with their shardings."""
         placed = self.place(zoo.abstract(self.config.model))
-        init = partial(init_state, optimizer=self.optimizer, dtype=self.config.train.dtype, frozen=self.frozen)
-        return split_state(jax.eval_shape(init, placed), self.mesh, self.config.mesh.zero)
+        return split_state(jax.eval_shape(self._init, placed), self.mesh, self.config.mesh.zero)
+
+    def _init(self, placed: PyTree) -> TrainState:
+        return init_state(placed, self.optimizer, self.config.train.dtype, frozen=self.frozen)
 
     def abstract_batch(self) -> dict[str, Any]:
         """A batch of the step as `jax.ShapeDtypeStruct`s with their shardings."""

@@ -1,11 +1,12 @@
 """Products of matrices in a traced program: the work that transfers can hide behind."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn  # pyright: ignore[reportPrivateImportUsage]
+
+from recipes.verify.flat import bodies
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _count(jaxpr: Jaxpr, times: float, local: bool, around: tuple[Loop, ...], to
             mesh = eqn.params["mesh"]
             inner_times *= math.prod(mesh.shape[axis] for axis in eqn.params["newly_manual_axes"])
             inner_local = True
-        for body in _bodies(eqn):
+        for body in bodies(eqn):
             _count(body, inner_times, inner_local, inner, total)
 
 
@@ -78,12 +79,3 @@ def _product(eqn: JaxprEqn) -> float:
     left: Any = eqn.invars[0].aval
     result: Any = eqn.outvars[0].aval
     return 2.0 * math.prod(result.shape) * math.prod(left.shape[dim] for dim in contracted)
-
-
-def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item

@@ -102,13 +102,10 @@ def _search(flat: Flat, found: Residuals) -> None:
                 _search(flatten(body), found)
     for value in kept:
         maker = flat.makers[value]
-        if maker in loops:
-            position = maker.outputs.index(value)
-            if _stacks(maker, position):  # else it is the last layer's output, which is nothing of the loop's
-                body = flat.body(maker)
-                found.kept.append(_describe(flat, value, body, body.outputs[position], loops[maker]))
-            else:
-                found.kept.append(_describe(flat, value, flat, value, None))
+        position = maker.outputs.index(value)
+        if maker in loops and _stacks(maker, position):  # else it may be the last layer's output, nothing of the loop's
+            body = flat.body(maker)
+            found.kept.append(_describe(flat, value, body, body.outputs[position], loops[maker]))
         else:
             found.kept.append(_describe(flat, value, flat, value, None))
 

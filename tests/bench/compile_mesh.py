@@ -26,6 +26,7 @@ from recipes.plan.compile import CompiledMemory, compile_for, devices_of
 from recipes.plan.isolate import isolated
 from recipes.plan.targets import Target
 from recipes.sharding.rules import constrain, constrain_batch
+from recipes.verify.hlo_text import arrays
 
 SEQ = 256
 LLAMA, DEEPSEEK = Placement.preset("blog_llama"), Placement(activations={"moe_gate": "host"})
@@ -57,7 +58,7 @@ def report(name: str, placement: Placement, shape: dict[str, int]) -> None:
     """One line a program. The compiler's warnings come from a process of its own."""
     (memory, state_bytes), log = isolated(compiled, name, placement, shape, timeout_s=600)
     count = MeshConfig(**shape).num_devices
-    largest = max((n for line in GATHER.findall(memory.hlo) for n in sizes(line)), default=0)
+    largest = max((each.num_bytes for line in GATHER.findall(memory.hlo) for each in arrays(line)), default=0)
     print(
         f"{name} on {count}: {memory.compile_s:.1f} s; arguments {memory.argument_bytes / 2**30:.2f} GiB a device, "
         f"the state's share {state_bytes / count / 2**30:.2f}; temporaries {memory.temp_bytes / 2**30:.2f}, "
@@ -65,14 +66,6 @@ def report(name: str, placement: Placement, shape: dict[str, int]) -> None:
         f"{log.count('Involuntary full rematerialization')} involuntary rematerializations",
         flush=True,
     )
-
-
-def sizes(shapes: str) -> list[int]:
-    """Bytes of each array in `(bf16[2,3]{1,0}, f32[4])`."""
-    found = re.findall(r"(bf16|f32|s32)\[([\d,]*)\]", shapes)
-    return [
-        {"bf16": 2, "f32": 4, "s32": 4}[kind] * math.prod(int(n) for n in dims.split(",") if n) for kind, dims in found
-    ]
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from recipes import MeshConfig, OptimizerConfig, Placement, make_mesh, make_opti
 from recipes.plan.compile import CompiledMemory, compile_for, devices_of
 from recipes.plan.targets import Target
 from recipes.sharding.rules import constrain, constrain_batch
+from recipes.verify.hlo_text import arrays
 from tests import helpers
 
 TARGET = Target.named("h200")
 PLACEMENT = Placement(layers={"0": {"attn_query": "host", "mlp_gate": "host"}})
 BATCH, SEQ, LAYERS = 8, 64, 3
-ITEM_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "pred": 1}
 
 
 def compiled(name: str, shape: dict[str, int], *, wide: bool = False) -> tuple[CompiledMemory, Any, int]:
@@ -43,8 +43,7 @@ def results(hlo: str, operation: str) -> list[int]:
     found = []
     for line in re.findall(rf"= (.*?) {operation}(?:-start)?\(", hlo):
         outputs = line.partition("), ")[2] if line.startswith("((") else line  # a start names what it was given first
-        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", outputs):
-            found.append(ITEM_BYTES[kind] * math.prod(int(n) for n in dims.split(",") if n))
+        found += [each.num_bytes for each in arrays(outputs)]
     return found
 
 

@@ -55,7 +55,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, decay_mask: Any = None) 
     import optax
 
     schedule = make_schedule(config, steps)
-    parts = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
+    parts = [] if config.clip_norm is None else [clip_by_global_norm(config.clip_norm)]
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     parts += [
         adam if config.moment_dtype == "float32" else _stored_as(adam, config.moment_dtype),
@@ -63,6 +63,23 @@ def make_optimizer(config: OptimizerConfig, steps: int, decay_mask: Any = None) 
         optax.inject_hyperparams(optax.scale_by_learning_rate)(schedule),
     ]
     return optax.chain(*parts)
+
+
+def clip_by_global_norm(max_norm: float) -> "optax.GradientTransformationExtraArgs":
+    r"""$g \leftarrow g \min(1, \text{max\_norm} / \lVert g \rVert)$ with the norm over all gradients.
+
+    As `optax.clip_by_global_norm`, but it takes the norm that the train step has computed, as `global_norm`: so it can
+    be applied to a part of the gradients, as where the state is on the host.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def update(updates: Any, state: Any, params: Any = None, *, global_norm: Any = None, **_: Any) -> tuple[Any, Any]:
+        norm = optax.tree.norm(updates) if global_norm is None else global_norm
+        return jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def _stored_as(inner: "optax.GradientTransformation", dtype: str) -> "optax.GradientTransformation":

@@ -45,7 +45,7 @@ def _place(stack: Stack, like: PlacedStack) -> PlacedStack:
         blocks = tuple(jax.tree.map(_same(step), *(stack.blocks[layer - start] for layer in step)) for step in steps)
         return dataclasses.replace(like, blocks=blocks)
 
-    return PlacedStack(tuple(run(each) for each in like.runs))
+    return PlacedStack(tuple(run(each) for each in like.runs), like.state)
 
 
 def _same(layers: range) -> Callable[..., Any]:

@@ -11,7 +11,10 @@ from jaxtyping import PyTree
 from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
-from recipes.placement.spec import Placement, layer_numbers
+from recipes.placement.layer_keys import layer_numbers
+from recipes.placement.settle import check_parts, settled_params
+from recipes.placement.spec import Placement
+from recipes.placement.state import StatePlacement
 from recipes.sharding.rules import constrain
 from recipes.sharding.spread import spread
 from zoo.checks import ConfigError
@@ -84,19 +87,23 @@ def resolve(
     entries = _Entries.read(placement, known)
     table = [_row(layer, known[layer], sizes[layer], entries, placement.default) for layer in range(len(blocks))]
     places = [tuple((tag, cell.place) for tag, cell in row.items()) for row in table]
-    labels = _labels(apart, len(blocks))
+    labels = _labels(apart, placement.state, len(blocks))
+    for kind in ("params", "master", "gradients"):  # the optimizer's moments are known to `init_state`
+        check_parts(model, kind, placement.state)
     kinds = list(zip(places, labels, strict=True))
     segments = {group: _num_segments(model, kinds, group) for group in {placement.group, *_GROUPS}}
     return Table(tuple(table), segments[placement.group], placement, labels, segments)
 
 
-def _labels(apart: PyTree, num_layers: int) -> tuple[tuple, ...]:
+def _labels(apart: PyTree, state: StatePlacement, num_layers: int) -> tuple[tuple, ...]:
+    rows = [state.row(layer, num_layers) for layer in range(num_layers)]
     if apart is None:
-        return ((),) * num_layers
+        return tuple(rows)
     blocks = [block for stack in stacks(apart) for block in stack.blocks]
     if len(blocks) != num_layers:
         raise ValueError(f"a mask must have the structure of the model: {num_layers} layers, not {len(blocks)}")
-    return tuple(tuple(jax.tree.leaves(block, is_leaf=lambda leaf: leaf is None)) for block in blocks)
+    masks = (tuple(jax.tree.leaves(block, is_leaf=lambda leaf: leaf is None)) for block in blocks)
+    return tuple(mask + row for mask, row in zip(masks, rows, strict=True))
 
 
 def _num_segments(model: PyTree, kinds: Sequence[Any], group: int) -> int:
@@ -135,12 +142,12 @@ def place(
     def change(stack: Any) -> PlacedStack:
         nonlocal first
         start, first = first, first + len(stack.blocks)
-        return place_stack(stack, rows[start:first], start, placement.group, mesh)
+        return place_stack(stack, rows[start:first], start, placement.group, mesh, placement.state)
 
     placed = map_stacks(change, model)
-    if mesh is None:
-        return placed
-    return constrain(spread(placed, mesh, expert_bound), mesh)
+    if mesh is not None:
+        placed = constrain(spread(placed, mesh, expert_bound), mesh)
+    return settled_params(placed)
 
 
 @dataclass(frozen=True)

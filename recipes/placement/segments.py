@@ -15,10 +15,13 @@ from jaxtyping import Array, Float, PyTree
 from layers.nodes import map_nodes
 from layers.stack import Stack, unstack
 from layers.tag import fence
+from recipes.placement.hosted import at_hand, fetched, move
 from recipes.placement.policy import policy
+from recipes.placement.state import StatePlacement
 from recipes.sharding.rules import at_use, constrain_hidden
 from recipes.sharding.spread import gather
 
+ON_DEVICE = StatePlacement()
 Places = tuple[tuple[str, str], ...]  # (tag, place) of one layer, in order of appearance; hashable
 
 
@@ -27,7 +30,8 @@ class Run(eqx.Module):
 
     A step is one layer, or `len(blocks)` of them if a pattern of rows repeats. `blocks` holds for each layer of the
     step the blocks of all steps, stacked along a leading dim, and `places` where its tags live; `mesh` is what splits
-    weights and hidden states.
+    weights and hidden states. Weights on the host are fetched step by step. `sources`: where `blocks` are but the
+    landings of gradients (`recipes.placement.hosted.fetched`), the arrays to fetch, in order of the leaves, else None.
     """
 
     blocks: tuple[PyTree[Array, "..."], ...]
@@ -35,13 +39,14 @@ class Run(eqx.Module):
     first: int = eqx.field(static=True)
     length: int = eqx.field(static=True)
     mesh: Mesh | None = eqx.field(static=True, default=None)
+    sources: tuple[tuple[Array | None, ...], ...] | None = None
 
     @property
     def layers(self) -> range:
         return range(self.first, self.first + self.length * len(self.blocks))
 
     def __call__(self, x: Float[Array, "batch seq dim"], *args: Any) -> tuple[Float[Array, "batch seq dim"], PyTree]:
-        return _scan(self.places, self.length, self.mesh, self.blocks, x, *args)
+        return _scan(self.places, self.length, self.mesh, self.blocks, self.sources, x, *args)
 
 
 @eqx.filter_jit
@@ -50,21 +55,23 @@ def _scan(
     length: int,
     mesh: Mesh | None,
     blocks: tuple[PyTree, ...],
+    sources: tuple[tuple[Array | None, ...], ...] | None,
     x: Any,
     *args: Any,
 ) -> Any:
     """Jitted, so that runs of equal rows and lengths share one trace. What is no array in `args` stays what it is."""
 
-    def apply(x, block):
+    def apply(x, block, source):
+        block = _fetch(block, source)
         x, aux = block(x, *args) if mesh is None else at_use(block, mesh)(constrain_hidden(x, mesh), *args)
         return x if mesh is None else constrain_hidden(x, mesh), aux
 
     steps = [jax.checkpoint(apply, policy=policy(dict(each)), prevent_cse=False) for each in places]
 
-    def body(x, blocks):
+    def body(x, weights):
         reports = []
-        for step, block in zip(steps, blocks, strict=True):
-            x, aux = step(x, block)
+        for step, block, source in zip(steps, *weights, strict=True):
+            x, aux = step(x, block, source)
             reports.append(aux)
         return x, reports
 
@@ -72,8 +79,17 @@ def _scan(
     # reshape that crosses memory spaces: the compiler then fails. A fence behind each tag keeps the copy.
     blocks = fence(blocks) if length == 1 else blocks
     # A scan even for one layer: without the loop XLA drops or delays the copies to the host.
-    x, reports = jax.lax.scan(body, x, blocks)
+    x, reports = jax.lax.scan(body, x, (blocks, sources or (None,) * len(blocks)))
     return x, jax.tree.map(_interleave, *reports)
+
+
+def _fetch(block: PyTree, source: tuple[Array | None, ...] | None) -> PyTree:
+    """One layer's weights on the device."""
+    if source is None:
+        return at_hand(block)
+    leaves, structure = jax.tree.flatten(block)
+    pairs = zip(source, leaves, strict=True)
+    return jax.tree.unflatten(structure, [move(b, "device") if a is None else fetched(a, b) for a, b in pairs])
 
 
 def _interleave(*parts: Array) -> Array:
@@ -82,9 +98,13 @@ def _interleave(*parts: Array) -> Array:
 
 
 class PlacedStack(eqx.Module):
-    """A `Stack` as runs; same call. What a run reports has a leading dim of its layers."""
+    """A `Stack` as runs; same call. What a run reports has a leading dim of its layers.
+
+    `state`: where the arrays of these runs, their gradients and moments live.
+    """
 
     runs: tuple[Run, ...]
+    state: StatePlacement = eqx.field(static=True, default=ON_DEVICE)
 
     def __call__(self, x: Float[Array, "batch seq dim"], *args: Any) -> tuple[Float[Array, "batch seq dim"], tuple]:
         reports = []
@@ -144,10 +164,11 @@ def place_stack(
     first: int = 0,
     group: int = 1,
     mesh: Mesh | None = None,
+    state: StatePlacement = ON_DEVICE,
 ) -> PlacedStack:
     """Stacks the blocks run by run; `rows` holds each layer's tag -> place and what else keeps it apart from others.
 
-    `first` is the number of the first layer, `mesh` what splits the arrays.
+    `first` is the number of the first layer, `mesh` what splits the arrays, `state` where these are to live.
     """
     kinds: list[tuple[Places, tuple]] = [(tuple(row.items()), label) for row, label in rows]
     runs = []
@@ -156,7 +177,7 @@ def place_stack(
         blocks = tuple(jax.tree.map(_stack, *(stack.blocks[layer] for layer in step)) for step in steps)
         pattern = tuple(kinds[step[0]][0] for step in steps)
         runs.append(Run(blocks, pattern, first + layers[0], len(layers) // period, mesh))
-    return PlacedStack(tuple(runs))
+    return PlacedStack(tuple(runs), state)
 
 
 def unplace(placed: PyTree) -> PyTree:
@@ -191,7 +212,7 @@ def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
             places = tuple(tuple((tag, change(place)) for tag, place in each) for each in run.places)
             return dataclasses.replace(run, places=places)
 
-        return PlacedStack(tuple(changed(run) for run in stack.runs))
+        return PlacedStack(tuple(changed(run) for run in stack.runs), stack.state)
 
     return map_nodes(change_stack, placed, PlacedStack)
 

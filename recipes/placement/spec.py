@@ -1,12 +1,13 @@
 """The grammar of a placement: what a recipe may say. Free of jax."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipes.placement.layer_keys import parse
+from recipes.placement.state import StatePlacement
 from zoo import presets
-from zoo.checks import ConfigError, require_choice, require_positive
+from zoo.checks import ConfigError, from_fields, require_choice, require_positive
 
 PLACES = ("device", "host", "remat")
 
@@ -19,30 +20,13 @@ def require_place(key: str, place: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatePlacement:
-    """Where parameters, float32 masters, gradients and moments live."""
-
-    params: str = "device"
-    master: str = "device"
-    gradients: str = "device"
-    optimizer: str = "device"
-
-    def __post_init__(self):
-        for item in dataclasses.fields(self):
-            key, place = f"placement.state.{item.name}", getattr(self, item.name)
-            require_choice(key, place, ("device", "host"))
-            if place == "host":
-                raise ConfigError(key, place, "state on the host is not supported yet; activations are")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Layer x tag -> place, and the places of the state.
 
     - `default`: the place of every tag that nothing else names. Cells where no place has an effect are skipped.
     - `activations`: tag -> place, in every layer that has the tag.
     - `layers`: layers -> tag -> place, where layers is `7`, `0-2`, `6+13+19` or `last`.
-    - `state`: see `StatePlacement`.
+    - `state`: see `StatePlacement`; a map of its fields serves too.
     - `group`: a pattern of up to so many rows that repeats, in layers of one kind, becomes one scan, whose step takes
       that many layers. It compiles as fast as one run and keeps the working memory of that many layers at a time.
 
@@ -58,6 +42,8 @@ class Placement:
     group: int = 1
 
     def __post_init__(self):
+        if isinstance(self.state, Mapping):
+            object.__setattr__(self, "state", from_fields(StatePlacement, self.state, "placement.state"))
         require_positive("placement", self, "group")
         require_place("placement.default", self.default)
         for tag, place in self.activations.items():
@@ -74,7 +60,7 @@ class Placement:
                 if not isinstance(tag, str):
                     raise ConfigError(f"placement.layers.{key}.{tag}", place, "names no tag: tags are words")
                 require_place(f"placement.layers.{key}.{tag}", place)
-            _parse(str(key))
+            parse(str(key), "placement.layers")
             normal[str(key)] = dict(cells)
         object.__setattr__(self, "layers", normal)
 
@@ -87,30 +73,3 @@ class Placement:
     def presets() -> list[str]:
         """Names of the presets."""
         return presets.names("placement")
-
-
-def layer_numbers(key: str, num_layers: int) -> frozenset[int]:
-    """The layers that a key names: `layer_numbers("0-2", 8)` is {0, 1, 2}. Raises ConfigError if one does not exist."""
-    numbers: set[int] = set()
-    for ends in _parse(key):
-        first, last = (num_layers - 1 if end == "last" else int(end) for end in ends)
-        if max(first, last) >= num_layers:
-            raise ConfigError("placement.layers", key, f"the model has layers 0 to {num_layers - 1}")
-        if first > last:
-            raise ConfigError("placement.layers", key, f"runs backwards: the last layer is {num_layers - 1}")
-        numbers.update(range(first, last + 1))
-    return frozenset(numbers)
-
-
-def _parse(key: str) -> list[tuple[str, str]]:
-    """The (first, last) of each part of `0-2+5+last`."""
-    ranges = []
-    for part in key.split("+"):
-        first, dash, last = part.partition("-")
-        ends = (first, last if dash else first)
-        if not all(end == "last" or (end.isascii() and end.isdigit()) for end in ends):
-            raise ConfigError("placement.layers", key, "not a set of layers", hint="write 7, 0-2, 6+13+19 or last")
-        if all(end != "last" for end in ends) and int(ends[0]) > int(ends[1]):
-            raise ConfigError("placement.layers", key, "runs backwards", hint=f"write {ends[1]}-{ends[0]}")
-        ranges.append(ends)
-    return ranges

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from layers.axes import Dims, logical_axes
+from recipes.placement.hosted import abstract, kind_of, place_of
 from zoo.checks import ConfigError
 from zoo.paths import path_name
 
@@ -112,7 +113,8 @@ def _splits(x: Array, mesh: Mesh) -> list[tuple[int, int, Any]]:
 
 def _constrain(leaf: Any, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return abstract(leaf, sharding, place_of(leaf))
+    sharding = kind_of(leaf, sharding)
     if isinstance(leaf, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(leaf, sharding)
     return jax.device_put(leaf, sharding)

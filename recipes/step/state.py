@@ -12,7 +12,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int32, PyTree
 
 from layers.buffer import split_buffers
+from recipes.placement.hosted import move, on_host, place_of
+from recipes.placement.settle import settled, settled_params
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain
+from recipes.step.pieces import is_run
+from recipes.step.update import initial
 
 Mask = Callable[[PyTree], PyTree]  # of parameters, as `recipes.canonical_mask` makes it
 
@@ -41,14 +45,24 @@ def init_state(
     """
     trainable, _ = split_trainable(placed, frozen)
     narrow = jnp.dtype(dtype) != jnp.float32
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        opt_state = optimizer.init(trainable)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        cursor=jnp.zeros((), jnp.int32),
-        params=cast(placed, dtype) if narrow else placed,
-        master=cast(trainable, jnp.float32) if narrow else None,
-        opt_state=opt_state,
+    return settled_state(
+        TrainState(
+            step=jnp.zeros((), jnp.int32),
+            cursor=jnp.zeros((), jnp.int32),
+            params=cast(placed, dtype) if narrow else placed,
+            master=cast(trainable, jnp.float32) if narrow else None,
+            opt_state=initial(optimizer, trainable, placed),
+        )
+    )
+
+
+def settled_state(state: TrainState) -> TrainState:
+    """The state with each array where the placement of its model says, traced, abstract or moved there."""
+    return dataclasses.replace(
+        state,
+        params=settled_params(state.params),
+        master=settled(state.master, "master", state.params),
+        opt_state=settled(state.opt_state, "optimizer", state.params),
     )
 
 
@@ -68,12 +82,17 @@ def split_trainable(params: PyTree, frozen: Mask | None = None) -> tuple[PyTree,
 
 
 def cast(model: PyTree, dtype: Any) -> PyTree:
-    """The model with its parameters in another float dtype; buffers keep theirs."""
+    """The model with its parameters in another float dtype; buffers keep theirs. Stacks on the host go layer by layer."""
     trainable, buffers = split_buffers(model)
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, dtype)
-        return leaf.astype(dtype)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding, _memory_space=leaf._memory_space)
+        return move(move(leaf, "device").astype(dtype), place_of(leaf))
 
-    return eqx.combine(jax.tree.map(convert, trainable), buffers)
+    def change(node: Any) -> Any:
+        if not is_run(node):
+            return convert(node)
+        return jax.tree.map(lambda x: jax.lax.map(convert, x) if on_host(x) else convert(x), node)
+
+    return eqx.combine(jax.tree.map(change, trainable, is_leaf=is_run), buffers)

@@ -14,10 +14,13 @@ from jaxtyping import Array, Float32, Int32, PyTree
 from layers.router import Router
 from layers.wide import widened
 from recipes.flags import compiler_options
+from recipes.placement.gradients import added, arrived, landings
+from recipes.placement.hosted import move, place_of
 from recipes.placement.segments import Run, rest_at_use
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain, constrain_batch
 from recipes.step.loss import Batch, Loss, next_token_loss
-from recipes.step.state import Mask, TrainState, cast, split_state, split_trainable
+from recipes.step.state import Mask, TrainState, settled_state, split_state, split_trainable
+from recipes.step.update import Trained, global_norm, updated
 
 LossFunction = Callable[[Any, Batch], Loss]
 Metrics = dict[str, Array]
@@ -48,48 +51,37 @@ def make_train_step(
       computation once after, rather than on each device before: twice the bytes between devices.
     - `platform`: whose compiler options the step carries, by default those of the device at hand.
 
-    Metrics: `loss`, `grad_norm` (before clipping), `learning_rate` where the optimizer's state holds one,
+    A step whose loss or gradient norm is not finite leaves parameters, moments and router biases as they were. Arrays
+    are where `placement.state` of the model says; those on the host pass through the device layer by layer.
+
+    Metrics: `loss`, `grad_norm` (before clipping), `skipped` (1 where nothing was updated), `learning_rate` where the optimizer's state holds one,
     `expert_load` (largest load over the mean one, worst layer), `dropped` (share of all choices of experts that a
     dispatch with a capacity dropped), and what the loss reports.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state = settled_state(state)
         trainable, rest = split_trainable(state.params, frozen)
-        result, gradients = _gradients(_on_mesh(loss, mesh, wide_gradients), trainable, rest, batch, accumulate)
+        run = _on_mesh(loss, mesh, wide_gradients)
+        result, gradients = _gradients(run, trainable, rest, batch, accumulate, mesh)
         gradients = constrain(gradients, mesh, RULES if zero > 1 else RULES_AT_USE)
-        gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / result.weight, gradients)
-        new = _updated(optimizer, state, gradients, trainable, rest, jax.tree.leaves(batch)[0].shape[0])
+
+        def scale(gradient: Array) -> Array:
+            return gradient.astype(jnp.float32) / result.weight
+
+        norm = global_norm(gradients, scale)
+        keep = jnp.isfinite(norm) & jnp.isfinite(result.total)
+        trained = Trained(trainable, state.master, state.opt_state)
+        trained = updated(optimizer, trained, gradients, scale, norm, keep)
+        params = eqx.combine(trained.params, rest)
         if result.stats is not None and router_bias_rate:
-            params = _rebalanced(new.params, result.stats.counts, router_bias_rate, frozen)
-            new = dataclasses.replace(new, params=params)
-        return split_state(new, mesh, zero), _metrics(result, gradients, new.opt_state)
+            rate = router_bias_rate * keep.astype(jnp.float32)
+            params = _rebalanced(params, result.stats.counts, rate, frozen)
+        cursor = state.cursor + jax.tree.leaves(batch)[0].shape[0]
+        new = TrainState(state.step + 1, cursor, params, trained.master, trained.opt_state)
+        return split_state(new, mesh, zero), _metrics(result, norm, keep, new.opt_state)
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
-
-
-def _updated(
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    gradients: PyTree,
-    trainable: PyTree,
-    rest: PyTree,
-    num_sequences: int,
-) -> TrainState:
-    """The state after the optimizer's step; `trainable` and `rest` are its parameters."""
-    master = trainable if state.master is None else state.master
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        updates, opt_state = optimizer.update(gradients, state.opt_state, master)
-    master = optax.apply_updates(master, updates)
-    params = eqx.combine(master, rest)
-    if state.master is not None:
-        params = cast(params, jax.tree.leaves(trainable)[0].dtype)
-    return TrainState(
-        step=state.step + 1,
-        cursor=state.cursor + num_sequences,
-        params=params,
-        master=None if state.master is None else master,
-        opt_state=opt_state,
-    )
 
 
 def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:
@@ -100,7 +92,7 @@ def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:
     return run
 
 
-def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: float, frozen: Mask | None) -> PyTree:
+def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: Array, frozen: Mask | None) -> PyTree:
     """Router biases moved, but for the frozen ones."""
     moved = _move_router_biases(params, counts, rate)
     if frozen is None:
@@ -109,16 +101,17 @@ def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: float, f
 
 
 def _gradients(
-    loss: LossFunction, trainable: PyTree, rest: PyTree, batch: Batch, accumulate: int
+    loss: LossFunction, trainable: PyTree, rest: PyTree, batch: Batch, accumulate: int, mesh: Mesh | None
 ) -> tuple[Loss, PyTree]:
-    """Loss and gradients of what is trained, summed over the micro-batches."""
+    """Loss and gradients of what is trained, summed over the micro-batches; each gradient arises on its own place."""
+    landing = constrain(landings(trainable), mesh)
 
-    def summed(trainable: PyTree, batch: Batch) -> tuple[Array, Loss]:
-        result = loss(eqx.combine(trainable, rest), batch)
+    def summed(landing: PyTree, batch: Batch) -> tuple[Array, Loss]:
+        result = loss(arrived(landing, trainable, rest), batch)
         return result.total, result
 
     def gradient(batch: Batch) -> tuple[Loss, PyTree]:
-        (_, result), gradients = jax.value_and_grad(summed, has_aux=True)(trainable, batch)
+        (_, result), gradients = jax.value_and_grad(summed, has_aux=True)(landing, batch)
         return result, gradients
 
     if accumulate == 1:
@@ -126,16 +119,18 @@ def _gradients(
     # Interleaved, so that each device of a sharded batch keeps its own sequences.
     micro = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), dict(batch))
 
-    def add(sums: PyTree, batch: Batch) -> tuple[PyTree, None]:
-        return jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums, gradient(batch)), None
+    def add(sums: tuple[Loss, PyTree], batch: Batch) -> tuple[tuple[Loss, PyTree], None]:
+        result, gradients = gradient(batch)
+        total = jax.tree.map(lambda total, part: total + part.astype(total.dtype), sums[0], result)
+        return (total, added(sums[1], gradients)), None
 
     result, gradients = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], micro))
-    gradients = jax.tree.map(lambda g: jnp.zeros(g.shape, jnp.float32), gradients)
+    gradients = jax.tree.map(lambda g: move(jnp.zeros(g.shape, jnp.float32), place_of(g)), gradients)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result)
     return jax.lax.scan(add, (zeros, gradients), micro)[0]
 
 
-def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: float) -> PyTree:
+def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: Array) -> PyTree:
     """Each router's bias one step towards an even load; `counts` are in the order of the layers."""
     load = counts.astype(jnp.float32)
     moves = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
@@ -171,10 +166,10 @@ def _moved(node: Any, move: Array) -> Any:
     return eqx.tree_at(lambda router: router.bias.value, node, node.bias.value + move)
 
 
-def _metrics(result: Loss, gradients: PyTree, opt_state: PyTree) -> Metrics:
+def _metrics(result: Loss, norm: Array, keep: Array, opt_state: PyTree) -> Metrics:
     metrics: dict[str, Float32[Array, ""]] = {"loss": result.total / result.weight}
     metrics |= {name: value / result.weight for name, value in result.metrics.items()}
-    metrics["grad_norm"] = optax.tree.norm(gradients)
+    metrics |= {"grad_norm": norm, "skipped": 1.0 - keep.astype(jnp.float32)}
     rates: Mapping = dict(optax.tree.get_all_with_path(opt_state, "learning_rate"))
     if rates:
         metrics["learning_rate"] = next(iter(rates.values()))

@@ -1,0 +1,95 @@
+"""From `placement.state` to the arrays of a training state: the place of each, and moving them there."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from layers.buffer import split_buffers
+from layers.stack import Stack
+from recipes.placement.hosted import move
+from recipes.placement.segments import PlacedStack, Run, placed_stacks
+from recipes.placement.state import DEFAULT, GROUPS, StatePlacement, is_part
+from zoo.checks import ConfigError
+from zoo.paths import path_name
+
+_NO_PARTS = frozenset({"layers", "blocks", "runs", "weight", "value"})  # on the path of nearly everything
+
+
+class Described(NamedTuple):
+    """An array of a model or of what has its structure: the names on its path, and its layer (None: outside)."""
+
+    leaf: Any
+    names: tuple[str, ...]
+    layer: int | None
+
+
+def describe(tree: PyTree) -> Iterator[Described]:
+    """The arrays of a model, canonical or placed, or of a tree with such models in it, in order."""
+    layer = 0
+    for path, node in jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, Run | Stack)):
+        outer = _names(path)
+        if isinstance(node, Run):
+            for position, block in enumerate(node.blocks):
+                yield from _block(block, outer, node.layers[position])
+        elif isinstance(node, Stack):
+            for block in node.blocks:
+                yield from _block(block, outer, layer)
+                layer += 1
+        else:
+            yield Described(node, outer, None)
+
+
+def places(tree: PyTree, kind: str, state: StatePlacement, num_layers: int) -> list[str]:
+    """The place of each array of a tree, of one kind (`params`, `master`, `gradients`, `optimizer`), in order.
+
+    Numbers without dims, such as an optimizer's count of steps, stay on the device.
+    """
+    return [
+        state.place(kind, names, layer, num_layers) if leaf.ndim else "device" for leaf, names, layer in describe(tree)
+    ]
+
+
+def places_in(tree: PyTree, kind: str, placed: PyTree) -> list[str]:
+    """The place of each array of a tree, as the placement of the placed model says; a canonical one is on the device."""
+    stacks = placed_stacks(placed)
+    state = stacks[0].state if stacks else StatePlacement()
+    if not state.anything_on_host:
+        return ["device"] * len(jax.tree.leaves(tree))
+    return places(tree, kind, state, sum(len(run.layers) for stack in stacks for run in stack.runs))
+
+
+def settled(tree: PyTree, kind: str, placed: PyTree) -> PyTree:
+    """The tree with each array where the placement of the placed model says, traced, abstract or moved there."""
+    leaves, structure = jax.tree.flatten(tree)
+    wanted = places_in(tree, kind, placed)
+    return jax.tree.unflatten(structure, [move(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)])
+
+
+def settled_params(placed: PyTree) -> PyTree:
+    """A placed model with its parameters where its placement says; buffers stay on the device."""
+    params, buffers = split_buffers(placed)
+    return eqx.combine(settled(params, "params", placed), buffers)
+
+
+def check_parts(tree: PyTree, kind: str, state: StatePlacement) -> None:
+    """Raises ConfigError for what is said of a part of which the tree has no array, with the nearest name."""
+    known = [names for _, names, _ in describe(tree)]
+    allowed = dict.fromkeys([*GROUPS, DEFAULT, *(name for names in known for name in names if name not in _NO_PARTS)])
+    for entry in (entry for entry in state.entries() if entry.kind == kind):
+        for part in entry.names:
+            if not any(is_part(part, names) for names in known):
+                raise ConfigError(entry.key, entry.place, f"no {part} in the {kind}", allowed=allowed, name=part)
+
+
+def _block(block: PyTree, outer: tuple[str, ...], layer: int) -> Iterator[Described]:
+    for path, leaf in jax.tree.leaves_with_path(block):
+        yield Described(leaf, (*outer, *_names(path)), layer)
+
+
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(name for name in path_name(path).split(".") if name and not name.isdigit())
+
+

@@ -1,0 +1,159 @@
+"""The optimizer's work, layer by layer and in place, wherever the arrays are.
+
+A loop carries a segment's stacks and changes one layer after another. Of what is on the host nothing is moved to the
+device but a layer of a segment, or an array that stands outside of all segments. Layer by layer on the device too: so
+that the numbers do not depend on the place. Only optimizers that are not elementwise get whole arrays.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float32, PyTree
+
+from recipes.placement.hosted import at_hand, move, on_host, place_of
+from recipes.placement.settle import settled
+from recipes.step.elementwise import not_elementwise
+from recipes.step.pieces import Pieces, any_on_host, is_run, pieces_of
+from zoo.checks import ConfigError
+
+
+class Trained(NamedTuple):
+    """What an update changes: the parameters that are trained, their float32 masters (None: themselves), moments."""
+
+    params: PyTree
+    master: PyTree
+    opt_state: PyTree
+
+
+Scale = Callable[[Array], Array]  # of a gradient as it stands, to the float32 that the optimizer sees
+Step = Callable[[Trained, PyTree], Trained]
+
+
+def global_norm(gradients: PyTree, scale: Scale) -> Float32[Array, ""]:
+    """The norm of all scaled gradients.
+
+    Squares are summed layer by layer wherever the gradients are, so that the norm does not depend on it.
+    """
+    parts = []
+    for node in jax.tree.leaves(gradients, is_leaf=is_run):
+        stacks = jax.tree.leaves(node) if is_run(node) else [move(node, "device")[None]]
+        parts += [_squares(stack, scale) for stack in stacks]
+    # Barriers here and below: XLA would merge sums of sums, and take them in another order for each place.
+    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(parts))))
+
+
+def _squares(stack: Array, scale: Scale) -> Float32[Array, " layers"]:
+    def squares(layers: Array) -> Float32[Array, " layers"]:
+        layers = jax.lax.optimization_barrier(move(layers, "device"))
+        return jnp.sum(jnp.square(scale(layers)), axis=tuple(range(1, layers.ndim)))
+
+    if on_host(stack):
+        return jax.lax.map(lambda layer: squares(layer[None])[0], stack)
+    return squares(stack)
+
+
+def updated(
+    optimizer: optax.GradientTransformation,
+    trained: Trained,
+    gradients: PyTree,
+    scale: Scale,
+    norm: Float32[Array, ""],
+    keep: Bool[Array, ""],
+) -> Trained:
+    """`trained` after a step by the scaled gradients, or as it was where `keep` is false.
+
+    `norm` is that of all gradients, for transformations that ask for `global_norm`
+    (`recipes.optim.clip_by_global_norm`).
+    """
+    transform = optax.with_extra_args_support(optimizer)
+    norm = jax.lax.optimization_barrier(norm)
+
+    def step(trained: Trained, gradients: PyTree) -> Trained:
+        master = trained.params if trained.master is None else trained.master
+        trained, gradients = jax.lax.optimization_barrier((trained, gradients))
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+            slopes = jax.tree.map(scale, gradients)
+            updates, opt_state = transform.update(slopes, trained.opt_state, master, global_norm=norm)
+        new = optax.apply_updates(master, updates)
+        params = jax.tree.map(lambda old, new: new.astype(old.dtype), trained.params, new)
+        after = Trained(params, None if trained.master is None else new, opt_state)
+        return jax.lax.optimization_barrier(jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, trained))
+
+    names = not_elementwise(optimizer, trained.params)
+    if names:
+        _require_device(names, (trained, gradients))
+        return step(trained, gradients)
+    pieces = pieces_of(optimizer, trained.params)
+    after = step(at_hand(pieces.rest(trained)), at_hand(pieces.rest(gradients)))
+    result = jax.tree.map(lambda new, old: move(new, place_of(old)), after, pieces.rest(trained))
+    for first in pieces.segments:
+        own = Trained(*(pieces.own(tree, first) for tree in trained))
+        result = eqx.combine(result, _layer_by_layer(step, own, pieces.own(gradients, first), pieces))
+    return result
+
+
+def _require_device(names: list[str], trees: PyTree) -> None:
+    """Raises ConfigError where an optimizer that needs whole arrays would get them layer by layer."""
+    if any_on_host(trees):
+        problem = f"{', '.join(names)} needs whole arrays, and what is on the host is updated layer by layer"
+        hint = "recipes.optim.clip_by_global_norm in its place" if names == ["clip_by_global_norm"] else None
+        raise ConfigError("placement.state", "host", problem, hint=hint or "keep the state on the device")
+
+
+def _layer_by_layer(step: Step, trained: Trained, gradients: PyTree, pieces: Pieces) -> Trained:
+    """The update of one segment's stacks."""
+    leaves, structure = jax.tree.flatten(trained)
+    num_stacks = len(jax.tree.leaves(trained[:2]))
+    shared = [False] * num_stacks + pieces.is_shared(trained.opt_state)
+
+    def visit(carried: list[Array], layer: Array) -> tuple[list[Array], None]:
+        # What all layers share starts, for each, from what it was before the first.
+        now = [old if same else _read(x, layer) for x, old, same in zip(carried, leaves, shared, strict=True)]
+        slopes = jax.tree.map(lambda stack: _read(stack, layer), gradients)
+        after = jax.tree.leaves(step(jax.tree.unflatten(structure, now), slopes))
+        each = zip(carried, after, shared, strict=True)
+        return [new if same else _write(old, new, layer) for old, new, same in each], None
+
+    length = jax.tree.leaves(gradients)[0].shape[0]
+    return jax.tree.unflatten(structure, jax.lax.scan(visit, leaves, jnp.arange(length, dtype=jnp.int32))[0])
+
+
+def _read(stack: Array, layer: Array) -> Array:
+    """One layer of a stack, on the device, with its leading dim."""
+    return move(jax.lax.dynamic_slice_in_dim(stack, layer, 1), "device")
+
+
+def _write(stack: Array, new: Array, layer: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(stack, move(new, place_of(stack)), layer, 0)
+
+
+def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyTree) -> PyTree:
+    """The optimizer's first state, where the placement of the model `placed` says; layer by layer as in `updated`."""
+
+    def init(params: PyTree) -> PyTree:
+        return settled(optimizer.init(at_hand(params)), "optimizer", placed)
+
+    with jax.numpy_dtype_promotion("standard"):
+        made = jax.eval_shape(init, params)
+        if not any_on_host((params, made)):
+            return optimizer.init(params)
+        pieces = pieces_of(optimizer, params)
+        result = init(pieces.rest(params))
+        for first in pieces.segments:
+            own = pieces.own(params, first)
+            made_own, structure = jax.tree.flatten(pieces.own(made, first))
+            shared = pieces.is_shared(pieces.own(made, first))
+
+            def visit(carried: None, layer: PyTree, shared: list[bool] = shared) -> tuple[None, list[Array]]:
+                leaves = jax.tree.leaves(init(jax.tree.map(lambda x: x[None], layer)))
+                return carried, [leaf if same else leaf[0] for leaf, same in zip(leaves, shared, strict=True)]
+
+            stacks = jax.lax.scan(visit, None, own)[1]
+            firsts = [stack[0] if same else stack for stack, same in zip(stacks, shared, strict=True)]
+            result = eqx.combine(result, jax.tree.unflatten(structure, firsts))
+    return result
+

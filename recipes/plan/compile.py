@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from recipes.flags import compiler_options
+from recipes.placement.hosted import DEVICE_KIND, HOST_KIND, abstract, on_host, place_of
 from recipes.plan.buffers import DUMP_OPTIONS, Peak, read_peaks
 from recipes.plan.targets import Target
 
@@ -34,13 +35,17 @@ class MissingPlugin(RuntimeError):
 class CompiledMemory:
     """Bytes on one device of the target, from XLA's buffer assignment.
 
-    `device_peak_bytes` is arguments + temporaries + outputs - what outputs share with donated arguments.
+    `device_peak_bytes` is arguments + temporaries + outputs - what outputs share with donated arguments, and so is
+    `host_bytes` of what is on the host.
     """
 
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
     temp_bytes: int
+    host_argument_bytes: int
+    host_output_bytes: int
+    host_alias_bytes: int
     host_temp_bytes: int
     compile_s: float
     hlo: str
@@ -48,6 +53,10 @@ class CompiledMemory:
     @property
     def device_peak_bytes(self) -> int:
         return self.argument_bytes + self.temp_bytes + self.output_bytes - self.alias_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_argument_bytes + self.host_temp_bytes + self.host_output_bytes - self.host_alias_bytes
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,15 @@ def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options | 
     top. `args` are PyTrees of arrays or `jax.ShapeDtypeStruct`s. Needs the plugin alone (the extra `plan-cuda` or
     `plan-tpu`), none of the CUDA libraries. Raises MissingPlugin without it.
     """
-    traced = trace_for(fn, *args, target=target)
-    return _compiled(traced.lower(), target, options or {})
+    lowered = lower_for(fn, *args, target=target)[1]
+    return _compiled(lowered, target, options or {})
 
 
 def compile_fully(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> Compiled:
     """As `compile_for`, with the traced program and the arrays in memory at the peak."""
-    traced = trace_for(fn, *args, target=target)
+    traced, lowered = lower_for(fn, *args, target=target)
     with tempfile.TemporaryDirectory() as folder:
-        memory = _compiled(traced.lower(), target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
+        memory = _compiled(lowered, target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
         return Compiled(traced.jaxpr, memory, read_peaks(Path(folder)))
 
 
@@ -86,10 +95,40 @@ def trace_for(fn: Callable, *args: PyTree, target: Target) -> Any:
 
     def absent(leaf: Any) -> jax.ShapeDtypeStruct:
         given = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=given or one)
+        return abstract(leaf, given or one, place_of(leaf))
 
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, compiler_options=compiler_options(target.compiler))
     return jitted.trace(*jax.tree.map(absent, args))
+
+
+def lower_for(fn: Callable, *args: PyTree, target: Target) -> tuple[Any, Any]:
+    """`(traced, lowered)` of `fn`, with the arguments that are abstract arrays on the host there."""
+    traced = trace_for(fn, *args, target=target)
+    lowered = traced.lower()
+    if any(map(on_host, jax.tree.leaves(args))):
+        _say_kinds(lowered, [on_host(leaf) for leaf in jax.tree.leaves(args)])
+    return traced, lowered
+
+
+def _say_kinds(lowered: Any, hosted: list[bool]) -> None:
+    """Marks the program's arguments with their kinds of memory, which JAX drops where the device is absent."""
+    from jaxlib.mlir import ir
+
+    module = lowered.compiler_ir("stablehlo")
+    kept = sorted(lowered._lowering.compile_args["kept_var_idx"])  # arguments that nothing reads are left out
+    with module.context:
+        main = next(each for each in module.body.operations if each.attributes["sym_name"].value == "main")
+        marked = []
+        for number, attributes in zip(kept, ir.ArrayAttr(main.arg_attrs), strict=True):
+            found = {name: value for name, value in _items(ir.DictAttr(attributes))}
+            found["mhlo.memory_kind"] = ir.StringAttr.get(HOST_KIND if hosted[number] else DEVICE_KIND)
+            marked.append(ir.DictAttr.get(found))
+        main.arg_attrs = ir.ArrayAttr.get(marked)
+
+
+def _items(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for number in range(len(attributes)):
+        yield attributes[number].name, attributes[number].attr
 
 
 def _compiled(lowered: Any, target: Target, options: Options) -> CompiledMemory:
@@ -105,6 +144,9 @@ def _compiled(lowered: Any, target: Target, options: Options) -> CompiledMemory:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
+        host_argument_bytes=memory.host_argument_size_in_bytes,
+        host_output_bytes=memory.host_output_size_in_bytes,
+        host_alias_bytes=memory.host_alias_size_in_bytes,
         host_temp_bytes=memory.host_temp_size_in_bytes,
         compile_s=seconds,
         hlo=str(compiled.as_text()),

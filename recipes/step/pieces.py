@@ -1,6 +1,6 @@
-"""A training state in pieces: each segment by itself, and all the rest."""
+"""A training state in pieces: each segment, each array outside of the segments that is on the host, and all the rest."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ from jaxtyping import PyTree
 
 from recipes.placement.hosted import on_host
 from recipes.placement.segments import Run
-from zoo.paths import path_name
+from zoo.paths import flat, path_name
+
+Piece = int | str  # a segment by its first layer, or an array by the path of its parameter
 
 
 def is_run(node: object) -> bool:
@@ -20,38 +22,53 @@ def is_run(node: object) -> bool:
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a state is taken apart: `segments` by their first layers.
+    """How parameters, and trees of their structure in an optimizer's state, are taken apart.
 
     `shared` are the paths of what an optimizer keeps once for all parameters, such as its count of steps: it belongs to
-    every piece.
+    every piece. `outside` are the paths of the parameters outside of segments.
     """
 
     segments: tuple[int, ...]
+    arrays: tuple[str, ...]
+    outside: frozenset[str]
     shared: frozenset[str]
 
     def rest(self, tree: PyTree) -> PyTree:
-        """The tree with None for the arrays of segments."""
-        return _select(tree, lambda _, node: not is_run(node))
+        """The tree with None for the arrays of the other pieces."""
+        return _select(tree, lambda path, node: not is_run(node) and self._owner(path) not in self.arrays)
 
-    def own(self, tree: PyTree, first: int) -> PyTree:
-        """The tree of an optimizer's state, or of parameters, with None for what is not that segment's or shared."""
-        return _select(tree, lambda path, node: node.first == first if is_run(node) else path in self.shared)
+    def own(self, tree: PyTree, piece: Piece) -> PyTree:
+        """The tree with None for what is neither the piece's nor shared."""
+
+        def wanted(path: str, node: Any) -> bool:
+            if is_run(node):
+                return node.first == piece
+            return path in self.shared or self._owner(path) == piece
+
+        return _select(tree, wanted)
 
     def is_shared(self, tree: PyTree) -> list[bool]:
         """For each array of an optimizer's state, in order, whether it is shared."""
-        return [path_name(path) in self.shared for path, _ in jax.tree.leaves_with_path(tree)]
+        return [path in self.shared for path in flat(tree)]
+
+    def _owner(self, path: str) -> str | None:
+        """The parameter outside of segments whose path ends this one: `1.mu.embedding.weight` is of the embedding."""
+        parts = path.split(".")
+        return next((tail for i in range(len(parts)) if (tail := ".".join(parts[i:])) in self.outside), None)
 
 
-def pieces_of(optimizer: optax.GradientTransformation, params: PyTree) -> Pieces:
-    """The pieces of parameters and of trees of their structure."""
-    nodes = jax.tree.leaves(params, is_leaf=is_run)
-    segments = {run.first for run in nodes if is_run(run) and jax.tree.leaves(run)}
-    nothing = jax.tree.map(lambda _: None, params)
-    kept = jax.eval_shape(lambda: optimizer.init(nothing))
-    return Pieces(tuple(sorted(segments)), frozenset(path_name(path) for path, _ in jax.tree.leaves_with_path(kept)))
+def pieces_of(optimizer: optax.GradientTransformation, params: PyTree, *trees: PyTree) -> Pieces:
+    """The pieces of parameters, and of `trees` of their structure or with such in them."""
+    nodes = jax.tree.leaves_with_path(params, is_leaf=is_run)
+    segments = sorted({run.first for _, run in nodes if is_run(run) and jax.tree.leaves(run)})
+    kept = jax.eval_shape(lambda: optimizer.init(jax.tree.map(lambda _: None, params)))
+    outside = [path_name(path) for path, node in nodes if not is_run(node)]
+    whole = Pieces(tuple(segments), (), frozenset(outside), frozenset(flat(kept)))
+    hosted = [path for path in outside if any_on_host([whole.own(tree, path) for tree in (params, *trees)])]
+    return Pieces(whole.segments, tuple(hosted), whole.outside, whole.shared)
 
 
-def any_on_host(trees: Iterable[PyTree] | PyTree) -> bool:
+def any_on_host(trees: PyTree) -> bool:
     """Whether an array of a tree is on the host."""
     return any(map(on_host, jax.tree.leaves(trees)))
 

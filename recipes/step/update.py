@@ -5,6 +5,7 @@ device but a layer of a segment, or an array that stands outside of all segments
 that the numbers do not depend on the place. Only optimizers that are not elementwise get whole arrays.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jaxtyping import Array, Bool, Float32, PyTree
 from recipes.placement.hosted import at_hand, move, on_host, place_of
 from recipes.placement.settle import settled
 from recipes.step.elementwise import not_elementwise
-from recipes.step.pieces import Pieces, any_on_host, is_run, pieces_of
+from recipes.step.pieces import Piece, Pieces, any_on_host, is_run, pieces_of
 from zoo.checks import ConfigError
 
 
@@ -87,12 +88,11 @@ def updated(
     if names:
         _require_device(names, (trained, gradients))
         return step(trained, gradients)
-    pieces = pieces_of(optimizer, trained.params)
-    after = step(at_hand(pieces.rest(trained)), at_hand(pieces.rest(gradients)))
-    result = jax.tree.map(lambda new, old: move(new, place_of(old)), after, pieces.rest(trained))
-    for first in pieces.segments:
-        own = Trained(*(pieces.own(tree, first) for tree in trained))
-        result = eqx.combine(result, _layer_by_layer(step, own, pieces.own(gradients, first), pieces))
+    pieces = pieces_of(optimizer, trained.params, *trained[1:], gradients)
+    result = step(Trained(*map(pieces.rest, trained)), pieces.rest(gradients))
+    for piece in (*pieces.segments, *pieces.arrays):
+        own = Trained(*(pieces.own(tree, piece) for tree in trained))
+        result = eqx.combine(result, _in_a_loop(step, own, pieces.own(gradients, piece), pieces, piece))
     return result
 
 
@@ -104,31 +104,33 @@ def _require_device(names: list[str], trees: PyTree) -> None:
         raise ConfigError("placement.state", "host", problem, hint=hint or "keep the state on the device")
 
 
-def _layer_by_layer(step: Step, trained: Trained, gradients: PyTree, pieces: Pieces) -> Trained:
-    """The update of one segment's stacks."""
+def _in_a_loop(step: Step, trained: Trained, gradients: PyTree, pieces: Pieces, piece: Piece) -> Trained:
+    """The update of a segment's stacks, layer by layer; or of one array, in a loop of one step.
+
+    Without the loop XLA would bring that array to the device at the start of the program.
+    """
     leaves, structure = jax.tree.flatten(trained)
-    num_stacks = len(jax.tree.leaves(trained[:2]))
-    shared = [False] * num_stacks + pieces.is_shared(trained.opt_state)
+    shared = [False] * len(jax.tree.leaves(trained[:2])) + pieces.is_shared(trained.opt_state)
+    stacked = piece in pieces.segments
+
+    def read(array: Array, layer: Array) -> Array:
+        """One layer of a stack, with its leading dim."""
+        return move(jax.lax.dynamic_slice_in_dim(array, layer, 1) if stacked else array, "device")
+
+    def write(array: Array, new: Array, layer: Array) -> Array:
+        new = move(new, place_of(array))
+        return jax.lax.dynamic_update_slice_in_dim(array, new, layer, 0) if stacked else new
 
     def visit(carried: list[Array], layer: Array) -> tuple[list[Array], None]:
         # What all layers share starts, for each, from what it was before the first.
-        now = [old if same else _read(x, layer) for x, old, same in zip(carried, leaves, shared, strict=True)]
-        slopes = jax.tree.map(lambda stack: _read(stack, layer), gradients)
+        now = [old if same else read(x, layer) for x, old, same in zip(carried, leaves, shared, strict=True)]
+        slopes = jax.tree.map(lambda x: read(x, layer), gradients)
         after = jax.tree.leaves(step(jax.tree.unflatten(structure, now), slopes))
         each = zip(carried, after, shared, strict=True)
-        return [new if same else _write(old, new, layer) for old, new, same in each], None
+        return [new if same else write(old, new, layer) for old, new, same in each], None
 
-    length = jax.tree.leaves(gradients)[0].shape[0]
+    length = jax.tree.leaves(gradients)[0].shape[0] if stacked else 1
     return jax.tree.unflatten(structure, jax.lax.scan(visit, leaves, jnp.arange(length, dtype=jnp.int32))[0])
-
-
-def _read(stack: Array, layer: Array) -> Array:
-    """One layer of a stack, on the device, with its leading dim."""
-    return move(jax.lax.dynamic_slice_in_dim(stack, layer, 1), "device")
-
-
-def _write(stack: Array, new: Array, layer: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(stack, move(new, place_of(stack)), layer, 0)
 
 
 def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyTree) -> PyTree:
@@ -141,19 +143,17 @@ def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyT
         made = jax.eval_shape(init, params)
         if not any_on_host((params, made)):
             return optimizer.init(params)
-        pieces = pieces_of(optimizer, params)
+        pieces = dataclasses.replace(pieces_of(optimizer, params), arrays=())
         result = init(pieces.rest(params))
-        for first in pieces.segments:
-            own = pieces.own(params, first)
-            made_own, structure = jax.tree.flatten(pieces.own(made, first))
-            shared = pieces.is_shared(pieces.own(made, first))
+        for piece in pieces.segments:
+            structure = jax.tree.structure(pieces.own(made, piece))
+            shared = pieces.is_shared(pieces.own(made, piece))
 
-            def visit(carried: None, layer: PyTree, shared: list[bool] = shared) -> tuple[None, list[Array]]:
+            def visit(_: None, layer: PyTree, shared: list[bool] = shared) -> tuple[None, list[Array]]:
                 leaves = jax.tree.leaves(init(jax.tree.map(lambda x: x[None], layer)))
-                return carried, [leaf if same else leaf[0] for leaf, same in zip(leaves, shared, strict=True)]
+                return None, [leaf if same else leaf[0] for leaf, same in zip(leaves, shared, strict=True)]
 
-            stacks = jax.lax.scan(visit, None, own)[1]
+            stacks = jax.lax.scan(visit, None, pieces.own(params, piece))[1]
             firsts = [stack[0] if same else stack for stack, same in zip(stacks, shared, strict=True)]
             result = eqx.combine(result, jax.tree.unflatten(structure, firsts))
     return result
-

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recipes import Placement, StatePlacement
-from recipes.placement.spec import layer_numbers
+from recipes.placement.layer_keys import layer_numbers
 from zoo.checks import ConfigError
 
 KEYS = {

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Int, Int32
 
-from recipes.step.loss import next_token_loss
+from recipes.placement.segments import outside_at_hand
+from recipes.step.loss import Batch, Loss, next_token_loss
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +36,7 @@ def evaluate(
     """
     if len(tokens) < 2:
         raise ValueError(f"Expected two tokens or more, got {len(tokens)}")
-    losses = jax.jit(partial(next_token_loss, mtp=0.0))
+    losses = jax.jit(evaluated)
     total, weight = 0.0, 0.0
     for number, batch in enumerate(_windows(tokens, sequence_length, batch_size), start=1):
         metrics = losses(model, batch)
@@ -44,6 +44,11 @@ def evaluate(
         if number == batches:
             break
     return Evaluation(total / weight, round(weight))
+
+
+def evaluated(model: Any, batch: Batch) -> Loss:
+    """The loss of a batch, without that of multi-token prediction, wherever the model's arrays are."""
+    return next_token_loss(outside_at_hand(model), batch, mtp=0.0)
 
 
 def _windows(

@@ -77,9 +77,10 @@ def clip_by_global_norm(max_norm: float) -> "optax.GradientTransformationExtraAr
 
     def update(updates: Any, state: Any, params: Any = None, *, global_norm: Any = None, **_: Any) -> tuple[Any, Any]:
         norm = optax.tree.norm(updates) if global_norm is None else global_norm
-        return jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates), state
+        clipped = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
+        return clipped, state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _stored_as(inner: "optax.GradientTransformation", dtype: str) -> "optax.GradientTransformation":

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from recipes.placement.segments import outside_at_hand
 from recipes.sharding.spread import gather
 
 
@@ -25,7 +26,7 @@ def generate(
     """
     if temperature < 0 or (temperature > 0 and key is None):
         raise ValueError(f"Expected {temperature=} to be 0, or above it and a key")
-    model, start = gather(model), prompt.shape[0]  # one sequence is not split over a mesh
+    model, start = gather(outside_at_hand(model)), prompt.shape[0]  # one sequence is not split over a mesh
     tokens = jnp.zeros((1, start + length), jnp.int32).at[0, :start].set(prompt.astype(jnp.int32))
 
     def extend(place: Array, tokens: Int[Array, "1 total"]) -> Int[Array, "1 total"]:

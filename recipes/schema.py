@@ -190,6 +190,7 @@ def _placement_schema() -> DictConfig:
     node = OmegaConf.structured(explained)
     OmegaConf.set_struct(node.activations, False)
     OmegaConf.set_struct(node.layers, False)
+    OmegaConf.set_struct(node.state, False)  # its maps of parts; `from_fields` refuses other fields
     return node
 
 
@@ -226,5 +227,5 @@ def _twin(kind: type) -> type:
 
 
 def _is_choice_of_map(kind: Any) -> bool:
-    """Whether a field takes a dataclass or something else, which OmegaConf cannot express."""
-    return any(dataclasses.is_dataclass(each) for each in get_args(kind))
+    """Whether a field takes a map or something else, which OmegaConf cannot express."""
+    return any(dataclasses.is_dataclass(each) or get_origin(each) is Mapping for each in get_args(kind))

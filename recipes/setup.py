@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
 
 import zoo
@@ -17,6 +17,8 @@ from recipes.freeze import frozen
 from recipes.optim import make_optimizer
 from recipes.placement.masks import canonical_mask
 from recipes.placement.resolve import Table, place, resolve
+from recipes.placement.settle import check_parts, with_kinds
+from recipes.placement.useful import require_gradients_of_layers, require_host_memory
 from recipes.sharding.mesh import make_mesh
 from recipes.sharding.rules import constrain_batch, shardings
 from recipes.step.loss import next_token_loss
@@ -47,6 +49,8 @@ class Setup:
         self.table = _resolve(config, mask)
         self.frozen = mask and canonical_mask(mask)
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
+        if config.placement.state.anything_on_host:
+            self._check_state()
 
     @cached_property
     def step(self) -> Callable:
@@ -74,9 +78,13 @@ class Setup:
         return place(model, self.config.placement, self.mesh, table=self.table, expert_bound=bound)
 
     def loaded_state(self, source: Source) -> TrainState:
-        """The first state with weights that are read, each device its part."""
-        split = None if self.mesh is None else shardings(zoo.abstract(self.config.model), self.mesh)
-        return self.state(fill(source, jnp.float32, split))
+        """The first state with weights that are read, each device its part; those for the host go straight there."""
+        model, state = zoo.abstract(self.config.model), self.config.placement.state
+        if self.mesh is None and not state.anything_on_host:
+            return self.state(fill(source, jnp.float32))
+        one = SingleDeviceSharding(jax.devices()[0])
+        split = jax.tree.map(lambda _: one, model) if self.mesh is None else shardings(model, self.mesh)
+        return self.state(fill(source, jnp.float32, with_kinds(split, model, state)))
 
     def drawn_state(self) -> TrainState:
         """The first state of a new model, drawn and placed in one program, each device its part."""
@@ -89,6 +97,16 @@ class Setup:
         """The state as `jax.ShapeDtypeStruct`s with their shardings."""
         placed = self.place(zoo.abstract(self.config.model))
         return split_state(jax.eval_shape(self._init, placed), self.mesh, self.config.mesh.zero)
+
+    def _check_state(self) -> None:
+        """Raises ConfigError for a state on the host that cannot be, or that cannot help."""
+        state, train = self.config.placement.state, self.config.train
+        if self._platform is None:
+            require_host_memory(jax.devices()[0])
+        model = zoo.abstract(self.config.model)
+        check_parts(jax.eval_shape(self.optimizer.init, model), "optimizer", state)
+        if train.accumulate == 1:
+            require_gradients_of_layers(model, state)
 
     def _init(self, placed: PyTree) -> TrainState:
         return init_state(placed, self.optimizer, self.config.train.dtype, frozen=self.frozen)

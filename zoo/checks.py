@@ -107,5 +107,5 @@ def _fit(key: str, value: Any, wanted: Any) -> Any:
 def _classes(annotation: Any) -> tuple[type, ...]:
     """`int | None` as (int, NoneType), `Mapping[str, str]` as (Mapping,)."""
     if isinstance(annotation, types.UnionType):
-        return typing.get_args(annotation)
+        return tuple(typing.get_origin(each) or each for each in typing.get_args(annotation))
     return (typing.get_origin(annotation) or annotation,)

@@ -1,14 +1,18 @@
 """Arrays in host memory: which they are, moving them, and fetching parameters for use."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 HOST_KIND, DEVICE_KIND = "pinned_host", "device"
+KINDS = {"host": HOST_KIND, "device": DEVICE_KIND}
 
 
 def on_host(leaf: Any) -> bool:
@@ -33,7 +37,7 @@ def move(leaf: Any, place: str) -> Any:
 
 
 def abstract(leaf: Any, sharding: Any, place: str) -> jax.ShapeDtypeStruct:
-    """A `jax.ShapeDtypeStruct` that is on a place, on a device at hand or an absent one (whose memories have no names)."""
+    """A `jax.ShapeDtypeStruct` that is on a place, of a device at hand or of an absent one."""
     space, kind = (HOST, HOST_KIND) if place == "host" else (DEVICE, DEVICE_KIND)
     sharding = sharding and sharding.with_memory_kind(kind)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, _memory_space=space)
@@ -47,6 +51,22 @@ def kind_of(leaf: Any, sharding: NamedSharding) -> NamedSharding:
 def at_hand(tree: PyTree) -> PyTree:
     """The tree with every array on the device."""
     return jax.tree.map(lambda leaf: move(leaf, "device"), tree)
+
+
+def stack_on_host(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Arrays on the host of equal parts as one, with a leading dim, without the help of a device."""
+    shape, old = (len(leaves), *leaves[0].shape), leaves[0].sharding
+    if isinstance(old, NamedSharding):
+        new = NamedSharding(old.mesh, PartitionSpec(None, *old.spec), memory_kind=HOST_KIND)
+    else:
+        new = SingleDeviceSharding(next(iter(old.device_set)), memory_kind=HOST_KIND)
+    parts = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
+    places = [shard.device for shard in leaves[0].addressable_shards]
+    stacks = [
+        jax.device_put(np.stack(layers), SingleDeviceSharding(device, memory_kind=HOST_KIND))
+        for device, *layers in zip(places, *parts, strict=True)
+    ]
+    return jax.make_array_from_single_device_arrays(shape, new, stacks)
 
 
 def fetched(source: Any, landing: Any) -> Any:
@@ -68,8 +88,9 @@ def _forward(source: Any, landing: Any, space: Any) -> tuple[Any, None]:
 
 
 def _backward(space: Any, _: None, slope: Any) -> tuple[None, Any]:
+    # In the layout of the parameters, layer by layer: else XLA transposes the stack of all layers after the loop.
+    slope = with_layout_constraint(slope, Layout(tuple(range(slope.ndim))))
     return None, jax.device_put(slope, space) if space == HOST else slope
 
 
 _fetch.defvjp(_forward, _backward)
-

@@ -10,8 +10,8 @@ from jaxtyping import PyTree
 
 from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
-from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.layer_keys import layer_numbers
+from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
 from recipes.placement.settle import check_parts, settled_params
 from recipes.placement.spec import Placement
 from recipes.placement.state import StatePlacement

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from layers.nodes import map_nodes
 from layers.stack import Stack, unstack
 from layers.tag import fence
-from recipes.placement.hosted import at_hand, fetched, move
+from recipes.placement.hosted import at_hand, fetched, move, on_host, stack_on_host
 from recipes.placement.policy import policy
 from recipes.placement.state import StatePlacement
 from recipes.sharding.rules import at_use, constrain_hidden
@@ -184,13 +184,22 @@ def unplace(placed: PyTree) -> PyTree:
     """The canonical model again: one block a layer. Exact inverse of `recipes.place`."""
 
     def blocks(run: Run) -> Iterator[PyTree]:
-        for step in zip(*(unstack(blocks, run.length) for blocks in run.blocks), strict=True):
+        for step in zip(*(_unstack(blocks, run.length) for blocks in run.blocks), strict=True):
             yield from step
 
     def change(stack: PlacedStack) -> Stack:
         return Stack(tuple(block for run in stack.runs for block in blocks(run)))
 
     return gather(map_nodes(change, placed, PlacedStack))
+
+
+def outside_at_hand(placed: PyTree) -> PyTree:
+    """The placed model with all that stands outside its segments on the device; segments fetch layer by layer."""
+    return jax.tree.map(
+        lambda node: node if isinstance(node, Run) else move(node, "device"),
+        placed,
+        is_leaf=lambda node: isinstance(node, Run),
+    )
 
 
 def rest_at_use(placed: PyTree, mesh: Mesh) -> PyTree:
@@ -218,12 +227,23 @@ def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
 
 
 def _stack(*leaves: Array) -> Array:
-    if isinstance(leaves[0], jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((len(leaves), *leaves[0].shape), leaves[0].dtype)  # type: ignore[return-value]
-    if isinstance(leaves[0], np.ndarray):
+    first = leaves[0]
+    if isinstance(first, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((len(leaves), *first.shape), first.dtype)  # type: ignore[return-value]
+    if isinstance(first, np.ndarray):
         return np.stack(leaves)  # type: ignore[return-value]
-    stacked = jnp.stack(leaves)
+    if isinstance(first, jax.core.Tracer):
+        return jnp.stack(leaves)
+    stacked = stack_on_host(leaves) if on_host(first) else jnp.stack(leaves)
     for leaf in leaves:  # `place` donates: never two copies of more than one leaf
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, jax.Array):
             leaf.delete()
     return stacked
+
+
+def _unstack(blocks: PyTree, length: int) -> list[PyTree]:
+    """One tree a layer. Slices of what is on the host are cut by a program: JAX indexes no host array."""
+    if not any(on_host(leaf) for leaf in jax.tree.leaves(blocks)):
+        return unstack(blocks, length)
+    cut = jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False))
+    return [jax.tree.map(lambda leaf, layer=layer: cut(leaf, layer), blocks) for layer in range(length)]

@@ -9,8 +9,8 @@ from jaxtyping import PyTree
 
 from layers.buffer import split_buffers
 from layers.stack import Stack
-from recipes.placement.hosted import move
-from recipes.placement.segments import PlacedStack, Run, placed_stacks
+from recipes.placement.hosted import KINDS, move
+from recipes.placement.segments import Run, placed_stacks
 from recipes.placement.state import DEFAULT, GROUPS, StatePlacement, is_part
 from zoo.checks import ConfigError
 from zoo.paths import path_name
@@ -53,7 +53,7 @@ def places(tree: PyTree, kind: str, state: StatePlacement, num_layers: int) -> l
 
 
 def places_in(tree: PyTree, kind: str, placed: PyTree) -> list[str]:
-    """The place of each array of a tree, as the placement of the placed model says; a canonical one is on the device."""
+    """The place of each array of a tree, by the placement of a placed model; without segments all is on the device."""
     stacks = placed_stacks(placed)
     state = stacks[0].state if stacks else StatePlacement()
     if not state.anything_on_host:
@@ -74,6 +74,15 @@ def settled_params(placed: PyTree) -> PyTree:
     return eqx.combine(settled(params, "params", placed), buffers)
 
 
+def with_kinds(shardings: PyTree, model: PyTree, state: StatePlacement) -> PyTree:
+    """Shardings of a canonical model's parameters with the kinds of memory that these are to be in, at hand."""
+    params, buffers = split_buffers(model)
+    num_layers = sum(layer is not None for layer in {layer for _, _, layer in describe(model)})
+    wanted = jax.tree.unflatten(jax.tree.structure(params), places(params, "params", state, num_layers))
+    wanted = eqx.combine(wanted, jax.tree.map(lambda _: "device", buffers))
+    return jax.tree.map(lambda place, each: each.with_memory_kind(KINDS[place]), wanted, shardings)
+
+
 def check_parts(tree: PyTree, kind: str, state: StatePlacement) -> None:
     """Raises ConfigError for what is said of a part of which the tree has no array, with the nearest name."""
     known = [names for _, names, _ in describe(tree)]
@@ -91,5 +100,3 @@ def _block(block: PyTree, outer: tuple[str, ...], layer: int) -> Iterator[Descri
 
 def _names(path: Any) -> tuple[str, ...]:
     return tuple(name for name in path_name(path).split(".") if name and not name.isdigit())
-
-

@@ -120,7 +120,7 @@ def _say_kinds(lowered: Any, hosted: list[bool]) -> None:
         main = next(each for each in module.body.operations if each.attributes["sym_name"].value == "main")
         marked = []
         for number, attributes in zip(kept, ir.ArrayAttr(main.arg_attrs), strict=True):
-            found = {name: value for name, value in _items(ir.DictAttr(attributes))}
+            found = dict(_items(ir.DictAttr(attributes)))
             found["mhlo.memory_kind"] = ir.StringAttr.get(HOST_KIND if hosted[number] else DEVICE_KIND)
             marked.append(ir.DictAttr.get(found))
         main.arg_attrs = ir.ArrayAttr.get(marked)

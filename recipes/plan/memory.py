@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from recipes.placement.hosted import place_of
 from recipes.plan.buffers import Buffer, Peak
 
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "pred": "bool"}
@@ -61,9 +62,14 @@ class Split:
         return parts | {"unexplained": self.total_bytes - sum(parts.values())}
 
 
-def tree_bytes(tree: PyTree) -> int:
-    """Bytes of an abstract tree on one device."""
-    return sum(math.prod(local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def tree_bytes(tree: PyTree, place: str) -> int:
+    """Bytes of an abstract tree on one device, or on its host."""
+    return sum(local_bytes(leaf) for leaf in jax.tree.leaves(tree) if place_of(leaf) == place)
+
+
+def local_bytes(leaf: Any) -> int:
+    """Bytes of the part of an abstract array that one device holds."""
+    return math.prod(local_shape(leaf)) * leaf.dtype.itemsize
 
 
 def local_shape(leaf: Any) -> tuple[int, ...]:
@@ -90,6 +96,8 @@ def split_host(total_bytes: int, arguments: dict[str, int], peak: Peak | None, k
         kept = _claim(buffer, waiting)
         if kept is not None:
             split.parts[activation(kept)] += buffer.size_bytes
+        elif dims_of(buffer.dims) in known.params:
+            split.parts["gradients"] += buffer.size_bytes
     return split.finished()
 
 

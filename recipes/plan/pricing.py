@@ -1,7 +1,7 @@
 """The price of a program on hardware that is not there: memory by part, traffic, and the work to hide it behind."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +12,11 @@ from recipes.plan.compile import Compiled, Options, compile_fully, devices_of
 from recipes.plan.flops import work
 from recipes.plan.known import forward_loops, kept_anywhere, known_of
 from recipes.plan.memory import Known, split_device, split_host, tree_bytes
-from recipes.plan.record import Plan, Traffic
+from recipes.plan.record import Plan
 from recipes.plan.targets import Target
+from recipes.plan.traffic import Moved, moved_activations, moved_state, traffic
 from recipes.setup import Setup
+from recipes.step.state import TrainState
 
 
 def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: Options | None = None) -> Plan:
@@ -31,7 +33,14 @@ def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: 
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     devices = max((len(sharding.device_set) for sharding in shardings if sharding is not None), default=1)
     flops = done.flops / devices
-    return _plan(name or getattr(fn, "__name__", "program"), target, compiled, found, flops=flops)
+    return _plan(
+        name or getattr(fn, "__name__", "program"),
+        target,
+        compiled,
+        found,
+        flops=flops,
+        moved=moved_activations(found[1]),
+    )
 
 
 def price_step(config: Config, target: Target, name: str, options: Options | None = None) -> Plan:
@@ -53,13 +62,10 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
     except jax.errors.JaxRuntimeError as error:
         return _too_large(name, target, error, shape)
     done = work(compiled.program)
-    arguments = {
-        "parameters": tree_bytes(state.params),
-        "masters": tree_bytes(state.master),
-        "moments": tree_bytes(state.opt_state),
-    }
+    arguments, hosted = _state_bytes(state, "device"), _state_bytes(state, "host")
     arguments["batch and counters"] = compiled.memory.argument_bytes - sum(arguments.values())
-    found = _split(compiled, arguments, known_of(setup, state, done))
+    found = _split(compiled, arguments, known_of(setup, state, done), hosted)
+    moved = moved_activations(found[1], config.train.accumulate) | moved_state(setup, state)
     forward, backward = (sum(loop.flops for loop in loops) for loops in forward_loops(setup, state, done))
     count = target.devices
     return _plan(
@@ -70,9 +76,14 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
         flops=done.flops / count,
         forward_s=forward / count / target.bf16_flops_per_s,
         backward_s=backward / count / target.bf16_flops_per_s or None,
-        times=config.train.accumulate,
+        moved=moved,
         **shape,
     )
+
+
+def _state_bytes(state: TrainState, place: str) -> dict[str, int]:
+    trees = {"parameters": state.params, "masters": state.master, "moments": state.opt_state}
+    return {part: tree_bytes(tree, place) for part, tree in trees.items()}
 
 
 def _too_large(name: str, target: Target, error: Exception, shape: dict[str, Any]) -> Plan:
@@ -86,10 +97,14 @@ def _too_large(name: str, target: Target, error: Exception, shape: dict[str, Any
     return Plan(name, target, peak, 0, parts, {}, {}, 0.0, None, None, 0.0, **shape)
 
 
-def _split(compiled: Compiled, arguments: dict[str, int], known: Known) -> tuple[dict[str, int], dict[str, int]]:
+def _split(
+    compiled: Compiled, arguments: dict[str, int], known: Known, hosted: dict[str, int] | None = None
+) -> tuple[dict[str, int], dict[str, int]]:
     memory = compiled.memory
     device, host = compiled.peaks if compiled.peaks is not None else (None, None)
-    host_parts = split_host(memory.host_temp_bytes, {}, host, known)
+    hosted = {"arguments": memory.host_argument_bytes} if hosted is None else hosted
+    hosted = hosted | {"outputs": memory.host_output_bytes - memory.host_alias_bytes}
+    host_parts = split_host(memory.host_bytes, hosted, host, known)
     arguments = arguments | {"outputs": memory.output_bytes - memory.alias_bytes}
     return split_device(memory.device_peak_bytes, arguments, device, known.without(host_parts)), host_parts
 
@@ -101,9 +116,9 @@ def _plan(
     parts: tuple[dict[str, int], dict[str, int]],
     *,
     flops: float,
+    moved: Moved,
     forward_s: float | None = None,
     backward_s: float | None = None,
-    times: int = 1,
     **more: Any,
 ) -> Plan:
     memory = compiled.memory
@@ -111,29 +126,16 @@ def _plan(
         name=name,
         target=target,
         device_peak_bytes=memory.device_peak_bytes,
-        host_bytes=memory.host_temp_bytes,
+        host_bytes=memory.host_bytes,
         parts=parts[0],
         host_parts=parts[1],
-        traffic=_traffic(parts[1], target, times),
+        traffic=traffic(moved, target),
         flops=flops,
         forward_s=forward_s,
         backward_s=backward_s,
         compile_s=memory.compile_s,
         **more,
     )
-
-
-def _traffic(host_parts: Mapping[str, int], target: Target, times: int) -> dict[str, Traffic]:
-    """Each array on the host goes there once and comes back once, in each of the step's micro-batches."""
-    moved: dict[str, int] = {}
-    for part, size in host_parts.items():
-        if part.startswith("activations/"):
-            tag = part.split("/")[1]
-            moved[tag] = moved.get(tag, 0) + size * times
-    return {
-        tag: Traffic(size, size, size / target.to_host_bytes_per_s, size / target.to_device_bytes_per_s)
-        for tag, size in moved.items()
-    }
 
 
 def _places(setup: Setup) -> dict[str, list[str]]:

@@ -12,11 +12,11 @@ from recipes.verify.flat import bodies
 
 # Of arrays of one shape, these compute each number from the numbers at the same place; others are not trusted to.
 _ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp convert_element_type copy "
-    "copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma "
-    "log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or pow real reduce_precision rem round "
-    "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-    "tan tanh xor sharding_constraint device_put".split()
+    "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp convert_element_type "
+    "copy copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite "
+    "le lgamma log log1p logistic lt max min mul ne neg nextafter not optimization_barrier or pow reduce_precision rem "
+    "round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt "
+    "square stop_gradient sub tan tanh xor".split()
 )
 
 

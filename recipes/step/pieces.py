@@ -1,6 +1,6 @@
-"""A training state in pieces: each segment, each array outside of the segments that is on the host, and all the rest."""
+"""A training state in pieces: each segment, and each array outside of the segments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +25,15 @@ class Pieces:
     """How parameters, and trees of their structure in an optimizer's state, are taken apart.
 
     `shared` are the paths of what an optimizer keeps once for all parameters, such as its count of steps: it belongs to
-    every piece. `outside` are the paths of the parameters outside of segments.
+    every piece.
     """
 
     segments: tuple[int, ...]
     arrays: tuple[str, ...]
-    outside: frozenset[str]
     shared: frozenset[str]
 
-    def rest(self, tree: PyTree) -> PyTree:
-        """The tree with None for the arrays of the other pieces."""
-        return _select(tree, lambda path, node: not is_run(node) and self._owner(path) not in self.arrays)
+    def __iter__(self) -> Iterator[Piece]:
+        return iter((*self.segments, *self.arrays))
 
     def own(self, tree: PyTree, piece: Piece) -> PyTree:
         """The tree with None for what is neither the piece's nor shared."""
@@ -54,18 +52,16 @@ class Pieces:
     def _owner(self, path: str) -> str | None:
         """The parameter outside of segments whose path ends this one: `1.mu.embedding.weight` is of the embedding."""
         parts = path.split(".")
-        return next((tail for i in range(len(parts)) if (tail := ".".join(parts[i:])) in self.outside), None)
+        return next((tail for i in range(len(parts)) if (tail := ".".join(parts[i:])) in self.arrays), None)
 
 
-def pieces_of(optimizer: optax.GradientTransformation, params: PyTree, *trees: PyTree) -> Pieces:
-    """The pieces of parameters, and of `trees` of their structure or with such in them."""
+def pieces_of(optimizer: optax.GradientTransformation, params: PyTree) -> Pieces:
+    """The pieces of parameters."""
     nodes = jax.tree.leaves_with_path(params, is_leaf=is_run)
-    segments = sorted({run.first for _, run in nodes if is_run(run) and jax.tree.leaves(run)})
+    segments = tuple(sorted(node.first for _, node in nodes if is_run(node) and jax.tree.leaves(node)))
+    arrays = tuple(path_name(path) for path, node in nodes if not is_run(node))
     kept = jax.eval_shape(lambda: optimizer.init(jax.tree.map(lambda _: None, params)))
-    outside = [path_name(path) for path, node in nodes if not is_run(node)]
-    whole = Pieces(tuple(segments), (), frozenset(outside), frozenset(flat(kept)))
-    hosted = [path for path in outside if any_on_host([whole.own(tree, path) for tree in (params, *trees)])]
-    return Pieces(whole.segments, tuple(hosted), whole.outside, whole.shared)
+    return Pieces(segments, arrays, frozenset(flat(kept)))
 
 
 def any_on_host(trees: PyTree) -> bool:

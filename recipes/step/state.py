@@ -82,7 +82,7 @@ def split_trainable(params: PyTree, frozen: Mask | None = None) -> tuple[PyTree,
 
 
 def cast(model: PyTree, dtype: Any) -> PyTree:
-    """The model with its parameters in another float dtype; buffers keep theirs. Stacks on the host go layer by layer."""
+    """The model with its parameters in another float dtype, layer by layer on the host; buffers keep theirs."""
     trainable, buffers = split_buffers(model)
 
     def convert(leaf: Any) -> Any:

@@ -54,9 +54,9 @@ def make_train_step(
     A step whose loss or gradient norm is not finite leaves parameters, moments and router biases as they were. Arrays
     are where `placement.state` of the model says; those on the host pass through the device layer by layer.
 
-    Metrics: `loss`, `grad_norm` (before clipping), `skipped` (1 where nothing was updated), `learning_rate` where the optimizer's state holds one,
-    `expert_load` (largest load over the mean one, worst layer), `dropped` (share of all choices of experts that a
-    dispatch with a capacity dropped), and what the loss reports.
+    Metrics: `loss`, `grad_norm` (before clipping), `skipped` (1 where nothing was updated), `learning_rate` where the
+    optimizer's state holds one, `expert_load` (largest load over the mean one, worst layer), `dropped` (share of all
+    choices of experts that a dispatch with a capacity dropped), and what the loss reports.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

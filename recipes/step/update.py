@@ -5,9 +5,9 @@ device but a layer of a segment, or an array that stands outside of all segments
 that the numbers do not depend on the place. Only optimizers that are not elementwise get whole arrays.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -41,20 +41,15 @@ def global_norm(gradients: PyTree, scale: Scale) -> Float32[Array, ""]:
     """
     parts = []
     for node in jax.tree.leaves(gradients, is_leaf=is_run):
-        stacks = jax.tree.leaves(node) if is_run(node) else [move(node, "device")[None]]
-        parts += [_squares(stack, scale) for stack in stacks]
-    # Barriers here and below: XLA would merge sums of sums, and take them in another order for each place.
+        # Layer by layer on the device too: there XLA would copy the stack of all, to sum it in its favourite layout.
+        squares = partial(_squares, scale=scale)
+        parts += [jax.lax.map(squares, leaf) if is_run(node) else squares(leaf)[None] for leaf in jax.tree.leaves(node)]
+    # A barrier: XLA would merge sums of sums, and take them in another order for each place.
     return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(parts))))
 
 
-def _squares(stack: Array, scale: Scale) -> Float32[Array, " layers"]:
-    def squares(layers: Array) -> Float32[Array, " layers"]:
-        layers = jax.lax.optimization_barrier(move(layers, "device"))
-        return jnp.sum(jnp.square(scale(layers)), axis=tuple(range(1, layers.ndim)))
-
-    if on_host(stack):
-        return jax.lax.map(lambda layer: squares(layer[None])[0], stack)
-    return squares(stack)
+def _squares(gradient: Array, scale: Scale) -> Float32[Array, ""]:
+    return jnp.sum(jnp.square(scale(move(gradient, "device"))))
 
 
 def updated(
@@ -88,12 +83,12 @@ def updated(
     if names:
         _require_device(names, (trained, gradients))
         return step(trained, gradients)
-    pieces = pieces_of(optimizer, trained.params, *trained[1:], gradients)
-    result = step(Trained(*map(pieces.rest, trained)), pieces.rest(gradients))
-    for piece in (*pieces.segments, *pieces.arrays):
+    pieces = pieces_of(optimizer, trained.params)
+    parts = []
+    for piece in pieces:
         own = Trained(*(pieces.own(tree, piece) for tree in trained))
-        result = eqx.combine(result, _in_a_loop(step, own, pieces.own(gradients, piece), pieces, piece))
-    return result
+        parts.append(_in_a_loop(step, own, pieces.own(gradients, piece), pieces, piece))
+    return eqx.combine(*parts)
 
 
 def _require_device(names: list[str], trees: PyTree) -> None:
@@ -143,17 +138,21 @@ def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyT
         made = jax.eval_shape(init, params)
         if not any_on_host((params, made)):
             return optimizer.init(params)
-        pieces = dataclasses.replace(pieces_of(optimizer, params), arrays=())
-        result = init(pieces.rest(params))
-        for piece in pieces.segments:
-            structure = jax.tree.structure(pieces.own(made, piece))
-            shared = pieces.is_shared(pieces.own(made, piece))
+        pieces = pieces_of(optimizer, params)
+        return eqx.combine(*(_initial(init, made, pieces, piece, params) for piece in pieces))
 
-            def visit(_: None, layer: PyTree, shared: list[bool] = shared) -> tuple[None, list[Array]]:
-                leaves = jax.tree.leaves(init(jax.tree.map(lambda x: x[None], layer)))
-                return None, [leaf if same else leaf[0] for leaf, same in zip(leaves, shared, strict=True)]
 
-            stacks = jax.lax.scan(visit, None, pieces.own(params, piece))[1]
-            firsts = [stack[0] if same else stack for stack, same in zip(stacks, shared, strict=True)]
-            result = eqx.combine(result, jax.tree.unflatten(structure, firsts))
-    return result
+def _initial(init: Callable[[PyTree], PyTree], made: PyTree, pieces: Pieces, piece: Piece, params: PyTree) -> PyTree:
+    """A piece's first state; `made` is what the whole state will be like."""
+    own, made = pieces.own(params, piece), pieces.own(made, piece)
+    if piece in pieces.arrays:
+        return init(own)
+    shared = pieces.is_shared(made)
+
+    def visit(_: None, layer: PyTree) -> tuple[None, list[Array]]:
+        leaves = jax.tree.leaves(init(jax.tree.map(lambda x: x[None], layer)))
+        return None, [leaf if same else leaf[0] for leaf, same in zip(leaves, shared, strict=True)]
+
+    stacks = jax.lax.scan(visit, None, own)[1]
+    leaves = [stack[0] if same else stack for stack, same in zip(stacks, shared, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(made), leaves)

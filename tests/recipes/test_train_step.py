@@ -100,7 +100,7 @@ def test_the_first_metrics_are_those_of_the_model_before_the_step():
 def test_the_share_of_dropped_choices_is_that_of_all_layers():
     stats = MoEStats(jnp.array([[6, 2], [4, 4]], jnp.int32), jnp.array([3, 1], jnp.int32), jnp.zeros((2, 1)))
     loss = Loss(jnp.ones(()), jnp.ones(()), {}, stats)
-    assert float(_metrics(loss, {}, ())["dropped"]) == 4 / 16
+    assert float(_metrics(loss, jnp.ones(()), jnp.bool_(True), ())["dropped"]) == 4 / 16
 
 
 def test_remat_does_not_count_choices_twice():

@@ -47,7 +47,10 @@ class TrainConfig:
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
     - `distributed`: the other processes of the run: `auto` asks JAX's launcher variables, SLURM, Open MPI and TPU pods;
       a map says it; null is one process.
-    - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
+    - `max_bad_steps`: after so many in a row whose loss or gradient norm is not finite the run stops; each leaves the
+      update out. `spike_factor`: a gradient norm of so many times the running median is reported.
+    - `validation_batches`: batches of the held-out text that the loss is taken over, every `validate_every` steps and
+      at the end; 0 batches for none, every 0 steps for the end alone.
     - `sample_tokens`: length of the greedy sample at the end; 0 for none.
     """
 
@@ -65,6 +68,9 @@ class TrainConfig:
     init_from: str | None = None
     freeze: tuple[str, ...] = ()
     distributed: Distributed | str | None = "auto"
+    max_bad_steps: int = 10
+    spike_factor: float = 10.0
+    validate_every: int = 0
     validation_batches: int = 32
     sample_tokens: int = 160
 
@@ -72,7 +78,8 @@ class TrainConfig:
         require_positive("train", self, "steps", "batch_size", "sequence_length", "accumulate")
         require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
         require_not_negative("train", self, "balance_loss", "z_loss", "mtp_loss", "router_bias_rate", "seed")
-        require_not_negative("train", self, "validation_batches", "sample_tokens")
+        require_not_negative("train", self, "validate_every", "validation_batches", "sample_tokens")
+        require_positive("train", self, "max_bad_steps", "spike_factor")
         require_at_most(INT32_MAX, "train", self, "steps", "batch_size", "sequence_length")
         if self.seed > UINT32_MAX:
             problem = f"must be at most {UINT32_MAX}: a key is made of the seed's lower 32 bits"

@@ -12,6 +12,9 @@ class Listener:
     def begins(self, step: int) -> None:
         """The run begins, or goes on, after `step` steps."""
 
+    def starts(self, step: int) -> None:
+        """A step is about to start; `step` follows once its figures are there, or the run ends."""
+
     def step(self, row: Row) -> None:
         """A step is done: its `step`, `loss`, `grad_norm`, `cursor` (its first sequence), `step_s` and so on."""
 
@@ -34,6 +37,10 @@ class Listeners(Listener):
     def begins(self, step: int) -> None:
         for listener in self._listeners:
             listener.begins(step)
+
+    def starts(self, step: int) -> None:
+        for listener in self._listeners:
+            listener.starts(step)
 
     def step(self, row: Row) -> None:
         for listener in self._listeners:

@@ -23,6 +23,8 @@ from recipes.step.state import TrainState
 from recipes.stopping import Stop, stoppable
 from recipes.validation import Validation
 from recipes.verify.start import may_start, misplaced
+from recipes.watch.utilisation import device_memory
+from recipes.watch.watching import Watching
 
 DONE, FAILED = 0, 1
 
@@ -40,8 +42,8 @@ class Run(NamedTuple):
 def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     """Trains as the configuration says and returns the exit code.
 
-    Writes `config.yaml`, `metrics.jsonl` and `loss.png` into `run.dir`. Raises ConfigError before anything is written
-    if the placement or the weights of `train.init_from` do not fit the model or the data is too short.
+    Writes `config.yaml`, `metrics.jsonl`, events and `metrics.png` into `run.dir`. Raises ConfigError before anything
+    is written if the placement or the weights of `train.init_from` do not fit the model or the data is too short.
     """
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)
@@ -50,9 +52,10 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     announce(setup, corpus)
     if not may_start(setup):
         return FAILED
-    record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config)
+    folder = config.run.dir if jax.process_index() == 0 else None
+    record, watching = Record(folder, resolved_config), Watching(config, folder, resolved_config)
     state = setup.drawn_state() if source is None else setup.loaded_state(source)
-    listeners = Listeners([record, display(config.train.steps)])
+    listeners = Listeners([watching, record, display(config.train.steps)])
     with record, stoppable() as stop:
         step = _compiled(setup, state, setup.batch(batches, int(state.cursor)))
         if isinstance(step, str):
@@ -61,7 +64,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         state, code = _steps(Run(setup, batches, Validation(setup, held_out), listeners, stop), step, state)
         if code == DONE:
             _show_sample(setup, state, held_out)
-        record.plot(type(config.model).__name__.removesuffix("Config"))
+        watching.report()
     return code
 
 
@@ -82,12 +85,17 @@ def _steps(run: Run, step: Callable, state: TrainState) -> tuple[TrainState, int
     try:
         batch = run.setup.batch(run.batches, cursor)
         while done < train.steps and run.stop.signal is None:
+            run.listeners.starts(done + 1)
             start = time.perf_counter()
             state, device_metrics = step(state, batch)
             batch = run.setup.batch(run.batches, cursor + train.batch_size)  # while the device is busy
             metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
             seconds = time.perf_counter() - start
-            speed = {"tokens_per_s": train.batch_size * train.sequence_length / seconds, "step_s": seconds}
+            speed = {
+                "tokens_per_s": train.batch_size * train.sequence_length / seconds,
+                "step_s": seconds,
+                **device_memory(),
+            }
             row = guards.look({"step": done + 1, **metrics, **speed, "cursor": cursor})
             run.listeners.step(row)
             done, cursor = done + 1, cursor + train.batch_size

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from recipes.listeners import Listener, Row
 from zoo.checks import ConfigError
@@ -12,7 +12,7 @@ LOG = "metrics.jsonl"
 
 
 class Record(Listener):
-    """Writes `config.yaml`, `metrics.jsonl` and `loss.png` into a folder that it makes; without a folder, nothing.
+    """Writes `config.yaml` and `metrics.jsonl` into a folder that it makes; without a folder, nothing.
 
     A log that is there already is cut back to `step`, so that no step stands twice. A context manager. Raises
     ConfigError if the folder or a file cannot be made.
@@ -21,13 +21,12 @@ class Record(Listener):
     def __init__(self, folder: str | None, resolved_config: str, step: int = 0):
         self._folder = None if folder is None else Path(folder)
         self._log: TextIO | None = None
-        self._rows: list[dict[str, Any]] = []
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "config.yaml").write_text(resolved_config)
-            self._rows = cut_back(self._folder / LOG, step)
+            cut_back(self._folder / LOG, step)
             self._log = (self._folder / LOG).open("a")
         except OSError as error:
             raise ConfigError("run.dir", folder, f"cannot be written: {error.strerror}", hint=error.filename) from error
@@ -49,25 +48,14 @@ class Record(Listener):
     def _write(self, row: Row) -> None:
         """One more line of `metrics.jsonl`."""
         if self._log is not None:
-            self._rows.append(dict(row))
             self._log.write(json.dumps(row) + "\n")
             self._log.flush()
 
-    def plot(self, title: str) -> None:
-        """Draws `loss.png`."""
-        losses = [row["loss"] for row in self._rows if "loss" in row]
-        validations = [(row["step"], row["validation_loss"]) for row in self._rows if "validation_loss" in row]
-        if self._folder is not None and losses:
-            # Importing matplotlib takes a second, which the first step need not wait for.
-            from recipes.plot import plot_loss
 
-            plot_loss(losses, validations[-1] if validations else None, title, self._folder / "loss.png")
-
-
-def cut_back(log: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of a log up to a step; what follows, or was torn as it was written, is taken out of the file."""
+def cut_back(log: Path, step: int) -> None:
+    """Takes out of a log what follows a step, or was torn as it was written."""
     if not log.exists():
-        return []
+        return
     rows = []
     for line in log.read_text().splitlines():
         try:
@@ -79,4 +67,3 @@ def cut_back(log: Path, step: int) -> list[dict[str, Any]]:
     partial = log.with_name(f".{log.name}")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.replace(partial, log)
-    return rows

@@ -1,75 +1,88 @@
 """TensorBoard event files. Free of jax; needs tensorboardX, which is imported with the first event."""
 
+import sys
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from recipes.listeners import Listener, Row
 
 FLUSH_S = 5.0  # a flush waits for the disk
 
 
-class Events:
-    """Writes rows of figures as events into `folder`; a context manager.
+class Events(Listener):
+    """Writes the rows of a run as events into `folder`: each number under its name, at its step.
 
-    `after`: the step that the run goes on from. Events of later steps in older files of the folder then count no more
-    (TensorBoard purges them), so that no step stands twice. `config`: a text that is kept once, with a run's beginning.
-    The file is made with the first row: importing the writer takes 0.2 s, which the first step need not wait for.
+    A run that goes on (`begins(step)`) says so in a file of its own: events of later steps in older files then count no
+    more, so that TensorBoard shows every step once. `config`: a text that is kept once, at the beginning of the run.
+
+    The file is made with the first row: importing the writer takes 0.2 s, which the first step need not wait for. What
+    cannot be written is said once on standard error and does not end the run.
     """
 
-    def __init__(self, folder: str | Path, *, after: int = 0, config: str = ""):
-        self._folder, self._after, self._config = Path(folder), after, config
-        self._writer: Any = None
-        self._flushed = 0.0
+    def __init__(self, folder: str | Path, *, config: str = ""):
+        self._folder, self._config = Path(folder), config
+        self._after, self._writer, self._failed, self._flushed = 0, None, False, 0.0
 
-    def __enter__(self) -> "Events":
-        return self
+    def begins(self, step: int) -> None:
+        self._after = step
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def step(self, row: Row) -> None:
+        if self._failed:
+            return
+        try:
+            self._write(row)
+        except OSError as error:
+            self._failed = True
+            print(f"no more events for TensorBoard in {self._folder}: {error.strerror or error}", file=sys.stderr)
+            with suppress(OSError):  # the same again
+                self._close()
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """The numbers of one row of `metrics.jsonl`, under their names, at its `step`."""
+    def validated(self, row: Row) -> None:
+        self.step(row)
+
+    def ends(self, code: int) -> None:
+        try:
+            self._close()
+        except OSError as error:
+            print(f"the last events for TensorBoard are lost: {error.strerror or error}", file=sys.stderr)
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _write(self, row: Row) -> None:
+        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
+        if self._writer is None:
+            self._writer = self._opened()
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in row.items()
             if name != "step" and isinstance(value, int | float)
         ]
-        self._write(step=row["step"], summary=Summary(value=values))
+        self._writer.write_event(Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values)))
         if time.monotonic() - self._flushed >= FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Waits until everything stands on the disk."""
-        if self._writer is not None:
             self._writer.flush()
             self._flushed = time.monotonic()
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _write(self, **fields: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-
-        if self._writer is None:
-            self._open()
-        self._writer.write_event(Event(wall_time=time.time(), **fields))
-
-    def _open(self) -> None:
+    def _opened(self) -> Any:
         # Not SummaryWriter: it hands events to a thread through a queue of ten, and once that thread has died of a full
         # disk the eleventh event waits for ever.
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import text
 
         self._folder.mkdir(parents=True, exist_ok=True)
         # Names hold whole seconds, and files are read in the order of their names.
-        self._writer = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
-        if self._after:
-            self._write(step=self._after + 1, session_log=SessionLog(status=SessionLog.START))
-        elif self._config:
+        writer = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
+        first = self._after + 1 if self._after else 0
+        start = SessionLog(status=SessionLog.START)  # purges all that older files have from this step on
+        writer.write_event(Event(wall_time=time.time(), step=first, session_log=start))
+        if self._config and not self._after:
             indented = "".join(f"    {line}\n" for line in self._config.splitlines())  # a block of code in Markdown
-            self._write(step=0, summary=text("config", indented))
+            writer.write_event(Event(wall_time=time.time(), step=0, summary=text("config", indented)))
+        return writer

@@ -1,11 +1,14 @@
 """The picture of a run. Free of jax; needs matplotlib."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipes.watch.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FEW = 20  # steps that are drawn as points
 _POINTS = 1000  # more steps than that are drawn as the band between the least and the most of a few
@@ -13,7 +16,12 @@ _INK, _BLUE, _RED, _ORANGE = "#333333", "#1f6fb4", "#c62f2f", "#e08214"
 
 
 def plot(history: History, path: str | Path, title: str = "") -> None:
-    """Draws loss, gradient norm, expert load, step time and learning rate by step into a PNG.
+    """Writes the picture of a run as a PNG: `drawn`."""
+    drawn(history, title).savefig(path, dpi=120, format="png")
+
+
+def drawn(history: History, title: str = "") -> "Figure":
+    """Loss, gradient norm, expert load, step time and learning rate by step, each if there is any.
 
     Validation losses stand where they were taken; below, ticks mark steps without an update, triangles spikes of the
     gradient norm. Axes show what most steps have: single values beyond are cut, never the curve of the means.
@@ -21,12 +29,12 @@ def plot(history: History, path: str | Path, title: str = "") -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    small = [(draw, name) for draw, name in _SMALL if history.has(name)]
+    small = [draw for draw, name in _SMALL if history.has(name)]
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, max(1, len(small)), height_ratios=(3, 2))
     _loss(figure.add_subplot(grid[0, :]), history)
-    for column, (draw, _) in enumerate(small):
+    for column, draw in enumerate(small):
         draw(figure.add_subplot(grid[1, column]), history)
     for axes in figure.axes:
         axes.set_xlim(history["step"][0] - 0.5, history["step"][-1] + 0.5)
@@ -37,7 +45,7 @@ def plot(history: History, path: str | Path, title: str = "") -> None:
         nbins = 10 if axes is figure.axes[0] else 4
         axes.locator_params(axis="x", integer=True, nbins=nbins, min_n_ticks=1)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=_INK)
-    figure.savefig(path, dpi=120, format="png")
+    return figure
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:

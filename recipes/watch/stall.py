@@ -97,7 +97,7 @@ def _stack(thread: int) -> str:
         return "a thread that has ended"
     frames = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
     callers = [each for each in frames[1:] if not each.filename.startswith(_LIBRARIES)]
-    shown = [frames[0], *callers[:CALLERS]]
+    shown = [frames[0], *(callers or frames[1:])[:CALLERS]]
     return " < ".join(f"{_short(each.filename)}:{each.lineno} {each.name}" for each in shown)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from recipes.listeners import Listener, Row
 
 FLUSH_S = 5.0  # a flush waits for the disk
+START = "START"  # of a session: what older files have from this step on counts no more
 
 
 class Events(Listener):
@@ -54,17 +55,17 @@ class Events(Listener):
             writer.close()
 
     def _write(self, row: Row) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto import summary_pb2
 
+        protos: Any = summary_pb2  # whose classes are made as it is imported
         if self._writer is None:
             self._writer = self._opened()
         values = [
-            Summary.Value(tag=name, simple_value=value)
+            protos.Summary.Value(tag=name, simple_value=value)
             for name, value in row.items()
             if name != "step" and isinstance(value, int | float)
         ]
-        self._writer.write_event(Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values)))
+        self._writer.write_event(_event(row["step"], summary=protos.Summary(value=values)))
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._writer.flush()
             self._flushed = time.monotonic()
@@ -73,16 +74,21 @@ class Events(Listener):
         # Not SummaryWriter: it hands events to a thread through a queue of ten, and once that thread has died of a full
         # disk the eleventh event waits for ever.
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import text
 
         self._folder.mkdir(parents=True, exist_ok=True)
         # Names hold whole seconds, and files are read in the order of their names.
         writer = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
         first = self._after + 1 if self._after else 0
-        start = SessionLog(status=SessionLog.START)  # purges all that older files have from this step on
-        writer.write_event(Event(wall_time=time.time(), step=first, session_log=start))
+        writer.write_event(_event(first, session_log={"status": START}))
         if self._config and not self._after:
             indented = "".join(f"    {line}\n" for line in self._config.splitlines())  # a block of code in Markdown
-            writer.write_event(Event(wall_time=time.time(), step=0, summary=text("config", indented)))
+            writer.write_event(_event(0, summary=text("config", indented)))
         return writer
+
+
+def _event(step: int, **fields: Any) -> Any:
+    from tensorboardX.proto import event_pb2
+
+    protos: Any = event_pb2
+    return protos.Event(wall_time=time.time(), step=step, **fields)

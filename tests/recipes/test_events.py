@@ -3,16 +3,19 @@
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from recipes.watch.events import Events
 
+PROTOS: Any = event_pb2  # whose classes are made as it is imported
 
-def records(file: Path) -> list[Event]:
+
+def records(file: Path) -> list[Any]:
     """The events of a file, whose checksums must be right."""
     data, events = file.read_bytes(), []
     while data:
@@ -20,7 +23,7 @@ def records(file: Path) -> list[Event]:
         body, rest = data[12 : 12 + length], data[12 + length :]
         assert struct.unpack("I", data[8:12])[0] == masked_crc32c(header)
         assert struct.unpack("I", rest[:4])[0] == masked_crc32c(body)
-        events.append(Event.FromString(body))
+        events.append(PROTOS.Event.FromString(body))
         data = rest[4:]
     return events
 
@@ -30,7 +33,7 @@ def scalars(folder: Path) -> list[tuple[int, str, float]]:
     found: list[tuple[int, str, float]] = []
     for file in sorted(folder.glob("events.out.tfevents.*")):
         for event in records(file):
-            if event.session_log.status == SessionLog.START:
+            if event.session_log.status == PROTOS.SessionLog.START:
                 found = [each for each in found if each[0] < event.step]
             for value in event.summary.value:
                 text = value.metadata.plugin_data.plugin_name == "text"

@@ -42,7 +42,7 @@ def test_short_runs_have_a_schedule(schedule: str, steps: int):
 
 
 def test_warmup_stable_decay_rises_stays_and_falls_linearly():
-    fractions = {"warmup_fraction": 0.1, "decay_fraction": 0.25, "final_fraction": 0.2}
+    fractions: dict[str, Any] = {"warmup_fraction": 0.1, "decay_fraction": 0.25, "final_fraction": 0.2}
     config = OptimizerConfig(learning_rate=1.0, schedule="warmup_stable_decay", **fractions)
     # 10 steps of warmup, the fall from step 75 to step 100; at 85 it has gone two fifths of the way from 1 to 0.2.
     expected = {0: 0.1, 5: 0.55, 10: 1.0, 40: 1.0, 75: 1.0, 85: 0.68, 99: 0.232, 100: 0.2, 1000: 0.2}

@@ -40,7 +40,7 @@ class Profile(Listener):
 
     def __init__(self, folder: str | Path, steps: range):
         self._folder, self._steps = str(folder), steps
-        self._tracing = False
+        self._tracing, self._last = False, 0
         self._annotation: Any = None
 
     def begins(self, step: int) -> None:
@@ -60,6 +60,7 @@ class Profile(Listener):
                 self._give_up(error)
                 return
             self._tracing = True
+        self._last = step
         self._annotation = jax.profiler.StepTraceAnnotation("train", step_num=step)
         self._annotation.__enter__()
 
@@ -88,7 +89,7 @@ class Profile(Listener):
         except (OSError, RuntimeError) as error:
             self._give_up(error)
         else:
-            print(f"trace of steps {self._steps.start} to {self._steps.stop - 1} written to {self._folder}")
+            print(f"trace of steps {self._steps.start} to {self._last} written to {self._folder}")
 
     def _give_up(self, error: Exception) -> None:
         self._steps = range(0)

@@ -27,7 +27,7 @@ class Watchdog(Listener):
     It looks only while a step is under way, from `starts` to `step`, so neither compiling, validation nor checkpoints
     count, from a thread of its own that never touches the run. A line says the step, how long it takes and where the
     thread that began the run waits. `factor` None: no watching. `clock`, `say` and `floor_s`, below which nothing is a
-    stall, are for tests. `stalls` counts the steps that it told of.
+    stall, are for tests. `stalls` are the steps that it told of.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Watchdog(Listener):
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.stalls = 0
+        self.stalls: list[int] = []
         self._factor, self._floor_s, self._clock = factor, floor_s, clock
         self._say = say or _say
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._watched = threading.get_ident()
         self._under_way: tuple[int, float] | None = None  # step and its start: replaced whole, so never half new
-        self._told: tuple[int, float] = (0, 0.0)  # the step last told of, and after how long
+        self._told_s = 0.0  # how long the step last told of had taken then
         self._stop = threading.Event()
 
     def begins(self, step: int) -> None:
@@ -71,10 +71,11 @@ class Watchdog(Listener):
             return
         number, start = step
         seconds, median = self._clock() - start, max(statistics.median(times), 1e-6)
-        again = self._told[0] == number
-        if seconds >= max(self._factor * median, self._floor_s, 2 * self._told[1] if again else 0.0):
-            self.stalls += not again
-            self._told = (number, seconds)
+        again = number in self.stalls
+        if seconds >= max(self._factor * median, self._floor_s, 2 * self._told_s if again else 0.0):
+            self._told_s = seconds
+            if not again:
+                self.stalls.append(number)
             self._say(
                 f"step {number} has taken {seconds:,.1f} s, {seconds / median:,.0f} x the median of {median:.3g} s, "
                 f"and waits in {_stack(self._watched)}"

@@ -1,5 +1,6 @@
 """What is said at the end of a run. Free of jax."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,7 +28,7 @@ def summarise(
     begun: int = 0,
     wall_s: float | None = None,
     device: Device | None = None,
-    stalls: int = 0,
+    stalls: Sequence[int] = (),
     checkpoint: str | None = None,
 ) -> str:
     """A few lines: how far, how fast, how well, what was unusual, and where the last checkpoint is.
@@ -92,20 +93,20 @@ def _loss(history: History) -> str:
     return ", ".join(words)
 
 
-def _unusual(history: History, stalls: int) -> str:
+def _unusual(history: History, stalls: Sequence[int]) -> str:
     bad, spikes = history["step"][history.bad], history["step"][history.spikes]
     words = [f"{_count(len(bad), 'step')} without update ({_named(bad)})"] if bad.size else []
     if spikes.size:
         words.append(f"{_count(len(spikes), 'spike')} of the gradient norm ({_named(spikes)})")
     if stalls:
-        words.append(f"{_count(stalls, 'stall')}")
+        words.append(f"{_count(len(stalls), 'stall')} ({_named(stalls)})")
     return ", ".join(words)
 
 
-def _named(steps: np.ndarray) -> str:
+def _named(steps: Iterable[float]) -> str:
     """The first of them by number."""
-    words = [str(int(step)) for step in steps[:_NAMED]]
-    return ", ".join(words) + (", ..." if len(steps) > _NAMED else "")
+    words = [f"{step:.0f}" for step in steps]
+    return ", ".join(words[:_NAMED]) + (", ..." if len(words) > _NAMED else "")
 
 
 def _count(number: int, what: str) -> str:

@@ -69,6 +69,7 @@ def test_the_trace_holds_exactly_the_steps_asked_for(tmp_path, capsys):
     assert f"trace of steps 3 to 4 written to {tmp_path / 'asked'}" in capsys.readouterr().out
     run(Profile(tmp_path / "ended", range(3, 8)), begun=0, last=4)
     assert annotated(tmp_path / "ended") == [3, 4]
+    assert f"trace of steps 3 to 4 written to {tmp_path / 'ended'}" in capsys.readouterr().out
     run(Profile(tmp_path / "resumed", range(8, 9)), begun=6, last=9)
     assert annotated(tmp_path / "resumed") == [8]
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -59,7 +60,7 @@ class Watching(Listeners):
                 steps=self._config.train.steps,
                 begun=self._begun,
                 wall_s=time.monotonic() - self._started,
-                device=_device(self._config),
+                device=figures(self._config, jax.local_devices()[0]),
                 stalls=self._watchdog.stalls,
                 checkpoint=self._checkpoint,
             )
@@ -75,19 +76,17 @@ class Watching(Listeners):
             print(f"{self._folder / PICTURE} cannot be written: {error.strerror}", file=sys.stderr)
 
 
-def _device(config: Config) -> Device | None:
-    """What there is to say of the devices at hand; nothing of those without known figures."""
-    found = jax.local_devices()[0]
-    if found.platform == "cpu" or config.train.freeze:  # of frozen parameters there is no gradient to compute
-        return None
-    target = known_target(found.device_kind)
+def figures(config: Config, device: Any) -> Device | None:
+    """What there is to say of the devices of a run, of which `device` is one; None of a kind without known figures.
+
+    Nor of a run that freezes parameters: there are gradients that it does not compute.
+    """
+    target = None if device.platform == "cpu" or config.train.freeze else known_target(device.device_kind)
     if target is None:
         return None
-    flops = training_flops(zoo.abstract(config.model), config.train.sequence_length)
-    limit = (found.memory_stats() or {}).get("bytes_limit")
     return Device(
-        flops_per_token=flops,
+        flops_per_token=training_flops(zoo.abstract(config.model), config.train.sequence_length),
         count=config.mesh.num_devices,
         peak_flops_per_s=target.bf16_flops_per_s,
-        memory_bytes=limit,
+        memory_bytes=(device.memory_stats() or {}).get("bytes_limit"),
     )

@@ -1,5 +1,6 @@
 """Model FLOPs by published figures and by the products of the traced forward pass; memory of devices that say it."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -7,10 +8,14 @@ import jax.numpy as jnp
 import pytest
 
 import zoo
+from recipes import schema
 from recipes.plan.flops import work
 from recipes.plan.targets import Target
+from recipes.watch.summary import Device
 from recipes.watch.utilisation import device_memory, known_target, training_flops
+from recipes.watch.watching import figures
 from tests import helpers
+from tests.recipes.test_conf_files import composed
 
 # Billions of operations a token at 4096 tokens: arXiv 2505.09343, table 2.
 PUBLISHED = {"deepseek_v2": 155, "deepseek_v3_671b": 250}
@@ -50,13 +55,23 @@ def test_the_kind_of_a_device_names_its_target():
     assert known_target("cpu") is None
 
 
-def device(**stats: int) -> SimpleNamespace:
-    return SimpleNamespace(memory_stats=lambda: stats or None)
+def device(kind: str = "cpu", **stats: int) -> SimpleNamespace:
+    return SimpleNamespace(platform=kind[:3], device_kind=kind, memory_stats=lambda: stats or None)
 
 
 def test_memory_is_that_of_the_fullest_device_and_absent_where_devices_do_not_say():
-    assert device_memory([device(peak_bytes_in_use=3), device(peak_bytes_in_use=5, bytes_in_use=9)]) == {
-        "device_peak_bytes": 5
-    }
+    devices = [device(peak_bytes_in_use=3), device(peak_bytes_in_use=5, bytes_in_use=9)]
+    assert device_memory(devices) == {"device_peak_bytes": 5}
     assert device_memory([device(), device(bytes_in_use=1)]) == {}
     assert device_memory() == {}  # the CPU has no figures
+
+
+def test_figures_are_those_of_the_mesh_s_devices_where_their_kind_is_known():
+    config = schema.read(composed("model=debug_llama", "mesh.fsdp=4", "train.sequence_length=64"))
+    found = figures(config, device("NVIDIA H200", bytes_limit=2**37))
+    flops = training_flops(zoo.abstract("debug_llama"), 64)
+    assert found == Device(flops_per_token=flops, count=4, peak_flops_per_s=989.5e12, memory_bytes=2**37)
+    frozen = dataclasses.replace(config, train=dataclasses.replace(config.train, freeze=("embedding",)))
+    assert figures(frozen, device("NVIDIA H200")) is None
+    assert figures(config, device("NVIDIA GT 710")) is None
+    assert figures(config, jax.devices()[0]) is None

@@ -9,6 +9,7 @@ import numpy as np
 from recipes.watch.history import History
 
 _NAMED = 6  # steps that a line names
+_LAST = 10  # at least so many losses are averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _memory(history: History, device: Device | None) -> str | None:
 
 def _loss(history: History) -> str:
     losses = history["loss"][np.isfinite(history["loss"])]
-    last = losses[-max(1, len(losses) // 25) :]
+    last = losses[-max(_LAST, len(losses) // 25) :]
     words = [f"{last.mean():.4f} in training (mean of the last {len(last)})"] if last.size else ["never finite"]
     if (best := history.best) is not None:
         step, loss = best
@@ -114,7 +115,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+    return _seconds(seconds) if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def _seconds(seconds: float) -> str:

@@ -61,10 +61,10 @@ def test_the_summary_says_how_far_how_fast_how_well():
         History.of(ROWS), steps=10, begun=2, wall_s=75.0, device=device, stalls=[6], checkpoint="runs/a/checkpoints/6"
     )
     assert text.splitlines() == [
-        "steps      6 of 10, 300 tokens, 0:00:04 in steps, 0:01:15 in all since step 2",
+        "steps      6 of 10, 300 tokens, 4.5 s in steps, 0:01:15 in all since step 2",
         "speed      100 tokens/s, 500 ms a step (median), 0.5 TFLOP/s a device, 50.0% of 1 (MFU)",
         "memory     at most 3.00 of 4.00 GiB on a device",
-        "loss       3.4000 in training (mean of the last 1), best in validation 3.2500 at step 5, last 3.7500",
+        "loss       3.6400 in training (mean of the last 5), best in validation 3.2500 at step 5, last 3.7500",
         "unusual    2 steps without update (2, 3), 1 spike of the gradient norm (4), 1 stall (6)",
         "checkpoint runs/a/checkpoints/6",
     ]

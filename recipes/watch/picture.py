@@ -104,7 +104,7 @@ def _step_time(axes: Any, history: History) -> None:
     scale, unit = (1000, "ms") if median < 1 else (1, "s")
     _cloud(axes, history["step"], seconds * scale, None)
     axes.axhline(median * scale, color=_BLUE, linewidth=1.5)
-    _limit(axes, seconds * scale, np.array([0.0, 1.5 * median * scale]))
+    _limit(axes, seconds * scale, np.array([0.0, 1.5 * median * scale]), share=0.95)
     axes.set_title(f"step time, {unit}, median {median * scale:.3g}", loc="left", fontsize=10, color=_INK)
 
 
@@ -136,12 +136,12 @@ def _cloud(axes: Any, steps: np.ndarray, values: np.ndarray, label: str | None) 
     axes.fill_between(steps[starts], least, most, color=_BLUE, alpha=0.25, linewidth=0, label=label)
 
 
-def _limit(axes: Any, values: np.ndarray, shown: np.ndarray) -> None:
-    """Limits that hold 98 of 100 values and all that must be `shown`."""
+def _limit(axes: Any, values: np.ndarray, shown: np.ndarray, share: float = 0.98) -> None:
+    """Limits that hold this share of the values, where they are enough to tell, and all that must be `shown`."""
     values, shown = values[np.isfinite(values)], shown[np.isfinite(shown)]
     if not values.size:
         return
-    ends = np.concatenate([np.quantile(values, [0.0, 0.98 if len(values) >= 100 else 1.0]), shown])
+    ends = np.concatenate([np.quantile(values, [0.0, share if (1 - share) * len(values) >= 1 else 1.0]), shown])
     margin = 0.05 * (ends.max() - ends.min()) or 0.5
     axes.set_ylim(ends.min() - (margin if ends.min() else 0), ends.max() + margin)
 

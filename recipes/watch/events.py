@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,24 +31,30 @@ class Events(Listener):
         self._after = step
 
     def step(self, row: Row) -> None:
-        if self._failed:
-            return
-        try:
-            self._write(row)
-        except OSError as error:
-            self._failed = True
-            print(f"no more events for TensorBoard in {self._folder}: {error.strerror or error}", file=sys.stderr)
-            with suppress(OSError):  # the same again
-                self._close()
+        self._attempt(lambda: self._write(row))
 
     def validated(self, row: Row) -> None:
         self.step(row)
+
+    def saved(self, step: int, folder: str) -> None:
+        self._attempt(self._flush)  # a run that is killed goes on from there and writes no earlier step again
 
     def ends(self, code: int) -> None:
         try:
             self._close()
         except OSError as error:
             print(f"the last events for TensorBoard are lost: {error.strerror or error}", file=sys.stderr)
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._failed = True
+            print(f"no more events for TensorBoard in {self._folder}: {error.strerror or error}", file=sys.stderr)
+            with suppress(OSError):  # the same again
+                self._close()
 
     def _close(self) -> None:
         writer, self._writer = self._writer, None
@@ -67,6 +74,10 @@ class Events(Listener):
         ]
         self._writer.write_event(_event(row["step"], summary=protos.Summary(value=values)))
         if time.monotonic() - self._flushed >= FLUSH_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._writer is not None:
             self._writer.flush()
             self._flushed = time.monotonic()
 

@@ -71,6 +71,16 @@ def test_no_step_stands_twice_however_often_a_run_starts(tmp_path):
     assert [each[:2] for each in scalars(tmp_path)] == [(0, "config/text_summary"), (1, "loss")]
 
 
+def test_what_a_checkpoint_holds_is_on_the_disk_before_it(tmp_path):
+    events = Events(tmp_path)
+    events.begins(0)
+    for step in (1, 2, 3):
+        events.step({"step": step, "loss": 1.0})
+    events.saved(3, "a folder")
+    assert [step for step, *_ in scalars(tmp_path)] == [1, 2, 3]  # as if the process were killed now
+    events.ends(0)
+
+
 def test_the_configuration_is_a_block_of_code(tmp_path):
     write(tmp_path, 0, [{"step": 1, "loss": 1.0}], "model:\n  dim: 16")
     (file,) = tmp_path.glob("events.out.tfevents.*")

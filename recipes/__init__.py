@@ -39,5 +39,6 @@ __getattr__, __dir__ = attributes(
         "recipes.step.train": ("make_train_step",),
         "recipes.plan": (),
         "recipes.verify": (),
+        "recipes.watch": (),
     },
 )

@@ -7,6 +7,7 @@ from recipes.optim import OptimizerConfig
 from recipes.placement.spec import Placement
 from recipes.sharding.config import MeshConfig
 from recipes.verify.versions import ACCEPTABLE
+from recipes.watch.profile import steps_to_profile
 from zoo.checks import ConfigError, require_at_most, require_choice, require_not_negative, require_positive
 from zoo.registry import ModelConfig
 
@@ -47,7 +48,13 @@ class TrainConfig:
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
     - `distributed`: the other processes of the run: `auto` asks JAX's launcher variables, SLURM, Open MPI and TPU pods;
       a map says it; null is one process.
-    - `validation_batches`: batches of the held-out text that the loss at the end is taken over; 0 for none.
+    - `max_bad_steps`: after so many in a row whose loss or gradient norm is not finite the run stops; each leaves the
+      update out. `spike_factor`: a gradient norm of so many times the running median is reported.
+    - `validation_batches`: batches of the held-out text that the loss is taken over, every `validate_every` steps and
+      at the end; 0 batches for none, every 0 steps for the end alone.
+    - `tensorboard`: whether events are written beside `metrics.jsonl`.
+    - `profile`: steps to trace for XProf into `profile/`, `10-12` or `10`; null for none.
+    - `stall_factor`: a step that takes so many times the median, and five seconds, is reported; null: none is.
     - `sample_tokens`: length of the greedy sample at the end; 0 for none.
     """
 
@@ -65,15 +72,25 @@ class TrainConfig:
     init_from: str | None = None
     freeze: tuple[str, ...] = ()
     distributed: Distributed | str | None = "auto"
+    max_bad_steps: int = 10
+    spike_factor: float = 10.0
+    validate_every: int = 0
     validation_batches: int = 32
     sample_tokens: int = 160
+    tensorboard: bool = True
+    profile: str | None = None
+    stall_factor: float | None = 10.0
 
     def __post_init__(self):
         require_positive("train", self, "steps", "batch_size", "sequence_length", "accumulate")
         require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
         require_not_negative("train", self, "balance_loss", "z_loss", "mtp_loss", "router_bias_rate", "seed")
-        require_not_negative("train", self, "validation_batches", "sample_tokens")
+        require_not_negative("train", self, "validate_every", "validation_batches", "sample_tokens")
+        require_positive("train", self, "max_bad_steps", "spike_factor")
+        if self.stall_factor is not None and self.stall_factor <= 1:
+            raise ConfigError("train.stall_factor", self.stall_factor, "must be above one, or null")
         require_at_most(INT32_MAX, "train", self, "steps", "batch_size", "sequence_length")
+        steps_to_profile(self.profile, self.steps)
         if self.seed > UINT32_MAX:
             problem = f"must be at most {UINT32_MAX}: a key is made of the seed's lower 32 bits"
             raise ConfigError("train.seed", self.seed, problem)

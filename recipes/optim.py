@@ -10,20 +10,34 @@ if TYPE_CHECKING:
     import optax
 
 
+# Schedule -> the defaults of what it takes; a fraction that it does not name is refused.
+SCHEDULES: dict[str, dict[str, float]] = {
+    "warmup_cosine": {"warmup_fraction": 0.1, "final_fraction": 0.1},
+    "warmup_stable_decay": {"warmup_fraction": 0.1, "decay_fraction": 0.2, "final_fraction": 0.1},
+    "constant": {"warmup_fraction": 0.0},
+}
+FRACTIONS = ("warmup_fraction", "decay_fraction", "final_fraction")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW with clipping by the global norm (None: no clipping) and a schedule of the learning rate.
 
-    `schedule`: `warmup_cosine` rises linearly over `warmup_fraction` of the steps and falls along a cosine to
-    `final_fraction` of the peak; `constant` stays. Matrices decay; norms, vectors and embeddings do not.
-    `moment_dtype`: of both moments between steps; `bfloat16` halves them (DeepSeek-V3, section 3.3.2). The update is
-    computed in float32.
+    - `schedule`: every one rises linearly over `warmup_fraction` of the steps to `learning_rate`. Then
+      `warmup_cosine` falls along a cosine to `final_fraction` of it; `warmup_stable_decay` stays, and falls linearly
+      to that over the last `decay_fraction` of the steps (MiniCPM, arXiv 2404.06395, section 4; the linear fall:
+      arXiv 2405.18392); `constant` stays. Fractions that are None are those of `SCHEDULES`.
+    - `moment_dtype`: of both moments between steps; `bfloat16` halves them (DeepSeek-V3, section 3.3.2). The update is
+      computed in float32.
+
+    Matrices decay; norms, vectors and embeddings do not.
     """
 
     learning_rate: float = 3e-4
     schedule: str = "warmup_cosine"
-    warmup_fraction: float = 0.1
-    final_fraction: float = 0.1
+    warmup_fraction: float | None = None
+    decay_fraction: float | None = None
+    final_fraction: float | None = None
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -33,11 +47,9 @@ class OptimizerConfig:
 
     def __post_init__(self):
         require_positive("optimizer", self, "learning_rate", "eps")
-        require_choice("optimizer.schedule", self.schedule, ("warmup_cosine", "constant"))
+        require_choice("optimizer.schedule", self.schedule, SCHEDULES)
         require_choice("optimizer.moment_dtype", self.moment_dtype, ("float32", "bfloat16"))
-        for name in ("warmup_fraction", "final_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"optimizer.{name}", getattr(self, name), "must be between 0 and 1")
+        self._require_fractions()
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:  # at 1 Adam divides by 1 - beta^step = 0
                 raise ConfigError(f"optimizer.{name}", getattr(self, name), "must be between 0 and 1, and below 1")
@@ -45,6 +57,24 @@ class OptimizerConfig:
             raise ConfigError("optimizer.weight_decay", self.weight_decay, "must not be negative")
         if self.clip_norm is not None:
             require_positive("optimizer", self, "clip_norm")
+
+    def fraction(self, name: str) -> float:
+        """The fraction of that name, as given or by default; 0 where the schedule has none."""
+        given = getattr(self, name)
+        return SCHEDULES[self.schedule].get(name, 0.0) if given is None else given
+
+    def _require_fractions(self) -> None:
+        taken = SCHEDULES[self.schedule]
+        for name in FRACTIONS:
+            value = getattr(self, name)
+            if value is not None and name not in taken:
+                hint = f"it takes {' and '.join(taken)}"
+                raise ConfigError(f"optimizer.{name}", value, f"has no effect on schedule={self.schedule}", hint=hint)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"optimizer.{name}", value, "must be between 0 and 1")
+        if self.fraction("warmup_fraction") + self.fraction("decay_fraction") > 1:
+            problem = f"with warmup_fraction={self.fraction('warmup_fraction'):g} that is more than all steps"
+            raise ConfigError("optimizer.decay_fraction", self.fraction("decay_fraction"), problem)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int, decay_mask: Any = None) -> "optax.GradientTransformation":
@@ -100,16 +130,24 @@ def _stored_as(inner: "optax.GradientTransformation", dtype: str) -> "optax.Grad
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], Any]:
-    """Learning rate by step."""
+    """Learning rate by the number of steps done: of a run of `steps` steps the last one has that at `steps - 1`.
+
+    The first step has `1 / warmup` of the peak, `warmup` the steps of warm-up; at `steps` a fall has reached its end.
+    """
     import optax
 
-    if config.schedule == "constant":
-        return optax.constant_schedule(config.learning_rate)
-    warmup = max(1, round(config.warmup_fraction * steps))
-    final = config.final_fraction * config.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        config.learning_rate / warmup, config.learning_rate, warmup, max(steps, warmup + 1), final
-    )
+    peak, final = config.learning_rate, config.fraction("final_fraction") * config.learning_rate
+    warmup = max(1, round(config.fraction("warmup_fraction") * steps))
+    if config.schedule == "warmup_cosine":
+        return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup, max(steps, warmup + 1), final)
+    if config.schedule == "constant" and not config.fraction("warmup_fraction"):
+        return optax.constant_schedule(peak)
+    parts, boundaries = [optax.linear_schedule(peak / warmup, peak, warmup), optax.constant_schedule(peak)], [warmup]
+    if config.schedule == "warmup_stable_decay":
+        decay = max(1, round(config.fraction("decay_fraction") * steps))
+        parts.append(optax.linear_schedule(peak, final, decay))
+        boundaries.append(max(warmup, steps - decay))
+    return optax.join_schedules(parts, boundaries)
 
 
 def decays(params: Any) -> Any:

@@ -73,6 +73,8 @@ class TensorFolder:
     def _spec(self, name: str) -> Spec:
         entry = self._entries[name]
         if name + SCALE in self._scales and self._quantization is not None:
+            if len(entry.shape) != 2:
+                raise ConfigError("tensor", name, f"has shape {list(entry.shape)}; blocks of float8 are of matrices")
             wanted = tuple(-(-n // block) for n, block in zip(entry.shape, self._quantization.block, strict=True))
             if self._entries[name + SCALE].shape != wanted:
                 problem = f"has shape {self._entries[name + SCALE].shape}, the weight's blocks need {wanted}"

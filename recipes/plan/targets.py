@@ -34,7 +34,7 @@ class Target:
       link between them, for one device while all of the host copy, both ways at once.
     - `bf16_flops_per_s`, `fp8_...`, `fp4_...`: dense peaks of matrix products; null: the device has none.
     - `devices_per_host`, `devices_per_domain`: devices of a host, and those that NVLink or ICI joins.
-    - The rest is what XLA's GPU compiler is told of the device (`cuda` only).
+    - `device_name`: what JAX calls the device. It and the rest are what XLA's GPU compiler is told (`cuda` only).
     """
 
     name: str

@@ -40,7 +40,8 @@ def text(tmp_path: Path) -> str:
 
 def test_run_writes_metrics_config_and_picture(monkeypatch, tmp_path, text, capsys):
     overrides = (*TINY, "data=text", text, "placement=host", "placement.explain=true")
-    code = zoo_train(monkeypatch, *overrides, "placement.activations.moe_gate=device", f"run.dir={tmp_path / 'run'}")
+    overrides += ("placement.activations.moe_gate=device", "train.profile=2", f"run.dir={tmp_path / 'run'}")
+    code = zoo_train(monkeypatch, *overrides)
     out = capsys.readouterr().out
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -50,8 +51,11 @@ def test_run_writes_metrics_config_and_picture(monkeypatch, tmp_path, text, caps
         assert row["tokens_per_s"] == pytest.approx(2 * 8 / row["step_s"])
     assert f"validation loss {rows[3]['validation_loss']:.4f}" in out
     assert OmegaConf.load(tmp_path / "run" / "config.yaml").train.steps == 3
-    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
     assert "step 3/3" in out
+    assert "steps      3 of 3, 48 tokens" in out
     decided = [line.split() for line in out.splitlines() if line.startswith("moe_gate")]
     assert ["moe_gate", "1", "device", "placement.activations.moe_gate"] in decided
 
@@ -69,7 +73,9 @@ def test_the_same_seed_gives_the_same_losses_under_every_placement(monkeypatch, 
 
 def test_non_finite_loss_stops_the_run_and_says_what_to_try(monkeypatch, tmp_path, text, capsys):
     overrides = (*QUICK, "data=text", text, "optimizer.learning_rate=1e38", "optimizer.schedule=constant")
-    code = zoo_train(monkeypatch, *overrides, "train.steps=20", f"run.dir={tmp_path / 'run'}")
+    code = zoo_train(
+        monkeypatch, *overrides, "train.steps=20", "train.tensorboard=false", f"run.dir={tmp_path / 'run'}"
+    )
     out = capsys.readouterr().out
     assert code == 1
     assert "at step" in out
@@ -116,6 +122,11 @@ BAD = [
     ("train.dtype=float8", ["train.dtype=float8", "bfloat16"]),
     ("train.sequence_length=100000000", ["train.sequence_length=100000000", "tokens"]),
     ("train=3", ["train=3"]),
+    ("train.profile=12-10", ["train.profile=12-10", "did you mean 10-12"]),
+    ("train.profile=1", ["train.profile=1", "step 2"]),
+    ("train.stall_factor=1", ["train.stall_factor=1", "above one"]),
+    ("train.tensorboard=1", ["train.tensorboard=1", "bool"]),
+    ("optimizer.schedule=constant optimizer.decay_fraction=0.1", ["decay_fraction=0.1", "warmup_fraction"]),
     ("optimizer.learning_rate=0", ["optimizer.learning_rate=0", "above zero"]),
     ("optimizer.learning_rate=${nothing}", ["optimizer.learning_rate"]),
     ("experiment=debug", ["experiment=debug", "debug_llama"]),
@@ -180,5 +191,5 @@ def test_interrupt_ends_cleanly(tmp_path, text):
     assert process.returncode == 130, err
     assert "stopped after" in out
     assert "Traceback" not in err
-    assert (tmp_path / "run" / "loss.png").exists()
+    assert (tmp_path / "run" / "metrics.png").exists()
     assert all(json.loads(line)["step"] for line in log.read_text().splitlines())

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from recipes import OptimizerConfig, Placement, make_optimizer, place
-from recipes.optim import decays, make_schedule
+from recipes.optim import SCHEDULES, decays, make_schedule
 from tests import helpers
 from tests.recipes.common import abstract, lenient, model
 from zoo.checks import ConfigError
@@ -33,21 +33,42 @@ def test_warmup_rises_linearly_to_the_peak_and_a_cosine_falls_to_the_end():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
-def test_short_runs_have_a_schedule(steps: int):
-    config = OptimizerConfig(learning_rate=2e-5)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_short_runs_have_a_schedule(schedule: str, steps: int):
+    config = OptimizerConfig(learning_rate=2e-5, schedule=schedule)
     found = rates(config, steps, list(range(steps)))
     assert found[0] == pytest.approx(2e-5, rel=helpers.FLOAT32)  # warmup is one step: the first is the peak
     assert all(0 < rate <= 2e-5 * (1 + helpers.FLOAT32) for rate in found)
 
 
-def test_a_constant_schedule_is_constant():
+def test_warmup_stable_decay_rises_stays_and_falls_linearly():
+    fractions: dict[str, Any] = {"warmup_fraction": 0.1, "decay_fraction": 0.25, "final_fraction": 0.2}
+    config = OptimizerConfig(learning_rate=1.0, schedule="warmup_stable_decay", **fractions)
+    # 10 steps of warmup, the fall from step 75 to step 100; at 85 it has gone two fifths of the way from 1 to 0.2.
+    expected = {0: 0.1, 5: 0.55, 10: 1.0, 40: 1.0, 75: 1.0, 85: 0.68, 99: 0.232, 100: 0.2, 1000: 0.2}
+    assert rates(config, 100, list(expected)) == pytest.approx(list(expected.values()), rel=helpers.FLOAT32)
+
+
+def test_what_is_not_said_of_a_schedule_is_its_default():
+    config = OptimizerConfig(learning_rate=1.0, schedule="warmup_stable_decay")
+    expected = {0: 0.1, 10: 1.0, 80: 1.0, 90: 0.55, 100: 0.1}  # a tenth, a fifth, to a tenth
+    assert rates(config, 100, list(expected)) == pytest.approx(list(expected.values()), rel=helpers.FLOAT32)
+
+
+def test_a_constant_schedule_is_constant_after_a_warmup_that_is_asked_for():
     assert rates(OptimizerConfig(learning_rate=1e-4, schedule="constant"), 10, [0, 5, 10, 99]) == [1e-4] * 4
+    warm = OptimizerConfig(learning_rate=1.0, schedule="constant", warmup_fraction=0.4)
+    expected = {0: 0.25, 2: 0.625, 4: 1.0, 9: 1.0}
+    assert rates(warm, 10, list(expected)) == pytest.approx(list(expected.values()), rel=helpers.FLOAT32)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "rate": ({"learning_rate": 0.0}, r"optimizer\.learning_rate=0\.0: must be above zero"),
     "schedule": ({"schedule": "constnt"}, r"(?s)optimizer\.schedule=constnt: .*did you mean constant"),
     "warmup": ({"warmup_fraction": 1.5}, r"optimizer\.warmup_fraction=1\.5: must be between 0 and 1"),
+    "no decay": ({"decay_fraction": 0.2}, r"(?s)optimizer\.decay_fraction=0\.2: has no effect on .*warmup_cosine"),
+    "no end": ({"schedule": "constant", "final_fraction": 0.1}, r"optimizer\.final_fraction=0\.1: has no effect"),
+    "overlap": ({"schedule": "warmup_stable_decay", "decay_fraction": 0.95}, r"optimizer\.decay_fraction=0\.95: with"),
     "beta": ({"beta2": -0.1}, r"optimizer\.beta2=-0\.1: must be between 0 and 1"),
     "decay": ({"weight_decay": -1.0}, r"optimizer\.weight_decay=-1\.0: must not be negative"),
     "moments": ({"moment_dtype": "float8"}, r"optimizer\.moment_dtype=float8: is not one of"),

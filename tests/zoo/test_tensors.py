@@ -143,6 +143,8 @@ def test_float8_weights_are_dequantized_in_blocks(dtype, tmp_path):
     helpers.assert_bit_equal(np.asarray(block[1].moe.experts.down_proj[2]), expected[names[1]].T)
     scale = {f"{names[0]}_scale_inv": np.ones((1, 1), np.float32)}
     refused(tmp_path / "hf", lambda f: store(f, values | scale), "blocks need")
+    vector = {names[0]: np.ones(3, FLOAT8), f"{names[0]}_scale_inv": np.ones(1, np.float32)}
+    refused(tmp_path / "hf", lambda f: store(f, values | vector), r"has shape \[3\]; blocks of float8 are of matrices")
 
 
 @pytest.mark.parametrize(

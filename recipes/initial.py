@@ -1,0 +1,68 @@
+"""Where the first state of a run comes from, and what is said of it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+import zoo
+from recipes.config import Config
+from recipes.data.source import Corpus
+from recipes.setup import Setup
+from zoo.checks import ConfigError
+from zoo.source import Source
+
+
+def open_weights(config: Config) -> Source | None:
+    """What the first weights are read from; None if they are drawn. Raises ConfigError if they fit another model."""
+    folder = config.train.init_from
+    if folder is None:
+        return None
+    from zoo.convert import open_weights
+
+    source = open_weights(folder)
+    if type(source.config) is not type(config.model):
+        problem = f"needs a {type(source.config).__name__}, model is a {type(config.model).__name__}"
+        raise ConfigError("train.init_from", folder, problem)
+    found, asked = fields_of(source.config), fields_of(config.model)
+    weights = found.keys() - {"init_std", "capacity_factor"}  # the others are of training
+    differing = [name for name in weights if found[name] != asked[name]]
+    if differing:
+        hint = "its own: " + " ".join(f"model.{name}={found[name]}" for name in sorted(differing))
+        raise ConfigError("train.init_from", folder, "holds a model of other sizes than model", hint=hint)
+    for notice in source.notices:
+        print(notice)
+    return source
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """The fields of a configuration, nested ones as `rope.theta`."""
+    fields = dataclasses.asdict(config)
+    nested = {
+        f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
+    }
+    return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
+
+
+def announce(setup: Setup, corpus: Corpus) -> None:
+    """Prints what is about to run."""
+    config, mesh = setup.config, setup.config.mesh
+    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
+    if setup.mesh is None and jax.device_count() > 1:
+        print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
+    if setup.mesh is not None:
+        print(f"bytes are those of all {mesh.num_devices} devices together\n")
+    if mesh.expert > 1 and hasattr(config.model, "num_experts"):
+        print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
+    if config.explain:
+        print(f"{setup.table.explain()}\n")
+
+
+def _describe(corpus: Corpus) -> str:
+    if not corpus.num_train_documents:
+        return "random tokens"
+    skipped = f", {corpus.num_skipped_files} binary files skipped" if corpus.num_skipped_files else ""
+    return (
+        f"{corpus.train.size / 1e6:.1f} MB to train on in {corpus.num_train_documents} files, "
+        f"{corpus.validation.size / 1e6:.1f} MB held out{skipped}"
+    )

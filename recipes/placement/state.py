@@ -65,7 +65,7 @@ class StatePlacement:
                 raise ConfigError("placement.state.layers", key, "stands twice, as a number and as a word")
             layers[str(key)] = dict(cells)
         object.__setattr__(self, "layers", layers)
-        _require_update(self)
+        _require_update(self.update)
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -150,5 +150,13 @@ def _require(key: str, said: Any) -> None:
         _require(f"{key}.{name}", each)
 
 
-def _require_update(state: StatePlacement) -> None:
-    require_choice("placement.state.update", state.update, STATE_PLACES)
+def _require_update(update: str) -> None:
+    """Refuses the host's processor: `python -m tests.bench.update_on_host` shows what XLA makes of it."""
+    key = "placement.state.update"
+    require_choice(key, update, STATE_PLACES)
+    if update == "host":
+        problem = (
+            "cannot help today: XLA compiles jax.experimental.compute_on for CUDA so that each layer's state is copied to "
+            "the device before the host's processor gets it, and back after: it would cross the link as it does now"
+        )
+        raise ConfigError(key, update, problem, hint="python -m tests.bench.update_on_host shows it")

@@ -156,7 +156,7 @@ def _require_update(update: str) -> None:
     require_choice(key, update, STATE_PLACES)
     if update == "host":
         problem = (
-            "cannot help today: XLA compiles jax.experimental.compute_on for CUDA so that each layer's state is copied to "
-            "the device before the host's processor gets it, and back after: it would cross the link as it does now"
+            "cannot help today: compiled for CUDA, compute_on has each layer's state copied to the device before the "
+            "host's processor gets it, and back after: it would cross the link as it does now"
         )
         raise ConfigError(key, update, problem, hint="python -m tests.bench.update_on_host shows it")

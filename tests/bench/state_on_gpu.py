@@ -102,9 +102,13 @@ def main() -> None:
         peak = "peak not known" if each["peak_bytes"] is None else f"peak {each['peak_bytes'] / 2**30:.1f} GiB"
         ratio = each["step_s"] / results["device"]["step_s"]
         there = f"{each['host_arrays']} of {each['arrays']} arrays on the host"
-        print(f"{name:13} {each['step_s']:.3f} s a step ({ratio:.2f} x), first {each['first_s']:.1f} s, {peak}, {there}")
+        print(
+            f"{name:13} {each['step_s']:.3f} s a step ({ratio:.2f} x), first {each['first_s']:.1f} s, {peak}, {there}"
+        )
     equal = all(each["losses"] == results["device"]["losses"] for each in results.values())
-    print(f"losses {'equal' if equal else 'DIFFER'}: {', '.join(f'{loss:.6f}' for loss in results['device']['losses'])}")
+    print(
+        f"losses {'equal' if equal else 'DIFFER'}: {', '.join(f'{loss:.6f}' for loss in results['device']['losses'])}"
+    )
     if not equal:
         sys.exit(1)
 

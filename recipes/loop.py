@@ -14,8 +14,8 @@ import numpy as np
 import zoo
 from recipes.config import Config
 from recipes.data.batches import Batches, train_batches, validation_batches
-from recipes.data.bytes import decode
 from recipes.data.source import Corpus
+from recipes.data.tokenizer import Codec
 from recipes.display import progress
 from recipes.record import Record
 from recipes.sample import generate
@@ -53,7 +53,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
             if failed is None:
                 code = DONE
                 validation = _validate(setup, state, held_out, record)
-                _show_sample(setup, state, held_out)
+                _show_sample(setup, state, held_out, corpus.codec)
             else:
                 code = FAILED
                 print(failed)
@@ -97,7 +97,7 @@ def _leaves(config: Any) -> dict[str, Any]:
 def _announce(setup: Setup, corpus: Corpus) -> None:
     """What is about to run."""
     config, mesh = setup.config, setup.config.mesh
-    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
+    print(f"{zoo.count_parameters(config.model):,} parameters, {corpus}\n\n{setup.table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
     if setup.mesh is not None:
@@ -106,16 +106,6 @@ def _announce(setup: Setup, corpus: Corpus) -> None:
         print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
     if config.explain:
         print(f"{setup.table.explain()}\n")
-
-
-def _describe(corpus: Corpus) -> str:
-    if not corpus.num_train_documents:
-        return "random tokens"
-    skipped = f", {corpus.num_skipped_files} binary files skipped" if corpus.num_skipped_files else ""
-    return (
-        f"{corpus.train.size / 1e6:.1f} MB to train on in {corpus.num_train_documents} files, "
-        f"{corpus.validation.size / 1e6:.1f} MB held out{skipped}"
-    )
 
 
 def _steps(
@@ -131,11 +121,10 @@ def _steps(
         if problem is not None:
             return state, problem
         step = traced.lower().compile()
-    with progress(train.steps) as display:
-        for number in range(1, train.steps + 1):
+    with progress(train.steps) as display, setup.feed(batches, 0, train.steps) as fed:
+        for number, batch in enumerate(fed, start=1):
             start = time.perf_counter()
             state, device_metrics = step(state, batch)
-            batch = setup.batch(batches, number * train.batch_size)  # while the device is busy
             metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
             seconds = time.perf_counter() - start
             tokens_per_s = train.batch_size * train.sequence_length / seconds
@@ -164,7 +153,7 @@ def _validate(setup: Setup, state: TrainState, batches: Batches, record: Record)
     return train.steps, loss
 
 
-def _show_sample(setup: Setup, state: TrainState, batches: Batches) -> None:
+def _show_sample(setup: Setup, state: TrainState, batches: Batches, codec: Codec) -> None:
     """Prints how the model goes on from the beginning of the held-out text."""
     config = setup.config
     length, window = config.train.sample_tokens, config.train.sequence_length
@@ -174,7 +163,7 @@ def _show_sample(setup: Setup, state: TrainState, batches: Batches) -> None:
     extend = jax.jit(generate, static_argnums=2, out_shardings=setup.everywhere)
     text = extend(state.params, prompt, min(length, max(1, window - len(prompt))))
     prompt, rest = np.split(np.asarray(text), [len(prompt)])
-    print(f"sample, going on from the held-out text at |:\n{decode(prompt)}|{decode(rest)}\n")
+    print(f"sample, going on from the held-out text at |:\n{codec.decode(prompt)}|{codec.decode(rest)}\n")
 
 
 def _diverged(step: int, metrics: dict[str, float]) -> str:

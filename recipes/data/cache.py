@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipes.data.files import PACKED, Found
+from recipes.data.files import Found
 from recipes.data.records import Reader
 from recipes.data.store import MAX_KEPT, Store, open_store
 from recipes.data.tokenise import into, read, too_many
@@ -28,7 +29,7 @@ def documents(found: Found, reader: Reader, codec: Codec, *, cache: str, readers
     `most` malformed records, if there is no document, and if the cache cannot be written.
     """
     plain = reader.field is None and isinstance(codec, Bytes)
-    packed = any(file.path.name.endswith(PACKED) for file in found.files)
+    packed = any(file.packed for file in found.files)
     if found.num_bytes <= SMALL_BYTES[plain] and not packed:
         store = read(found, reader, codec, most)
     else:
@@ -78,7 +79,7 @@ def _make(folder: Path, found: Found, reader: Reader, codec: Codec, readers: int
 
 
 def _name(found: Found, reader: Reader, codec: Codec) -> str:
-    files = [[str(file.name), str(file.path.absolute()), file.num_bytes, file.modified_ns] for file in found.files]
+    files = [[file.name, os.path.abspath(file.path), file.num_bytes, file.modified_ns] for file in found.files]
     told = [FORMAT, reader.field, reader.prompt_field, reader.alone, codec.fingerprint, found.num_skipped, files]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 

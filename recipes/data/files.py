@@ -3,9 +3,8 @@
 import glob
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
 
 from zoo.checks import ConfigError
 
@@ -18,10 +17,14 @@ PACKED = ".gz"
 class File:
     """A file that is there. `name` is its path below what was asked for, which does not change when that moves."""
 
-    name: PurePath
-    path: Path
+    name: str
+    path: str
     num_bytes: int
     modified_ns: int
+
+    @property
+    def packed(self) -> bool:
+        return self.path.endswith(PACKED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,8 @@ def stdlib() -> Found:
 
     Raises ConfigError if this Python comes without its sources.
     """
-    root, key = Path(sysconfig.get_path("stdlib")), "data.source"
-    paths = [path for path in _walk(key, root, skip=_NOT_LIBRARY) if path.suffix == ".py"]
-    files = _described(key, [(path.relative_to(root), path) for path in paths])
+    root, key = sysconfig.get_path("stdlib"), "data.source"
+    files = _described(key, [each for each in _walk(key, root, skip=_NOT_LIBRARY) if each[0].endswith(".py")])
     if not files:
         raise ConfigError(key, "stdlib", f"there are no *.py files in {root}", hint="use data.source=text")
     return Found(files=files, key=key, asked="stdlib")
@@ -66,61 +68,53 @@ def find(key: str, asked: str, source: str) -> Found:
     Raises ConfigError, which names `key` and the file, for a path that does not exist or cannot be read, and if there
     is nothing in it.
     """
-    root = Path(os.path.expanduser(asked))
-    if not os.path.lexists(root) and glob.has_magic(str(root)):
+    root = os.path.expanduser(asked)
+    if not os.path.lexists(root) and glob.has_magic(root):
         named = _matches(root)
     elif not os.path.exists(root):
         problem = "no such file or folder, or out of reach"
-        raise ConfigError(key, asked, problem, hint=f"looked for {root.absolute()}")
-    elif root.is_dir():
-        named = [(path.relative_to(root), path) for path in _walk(key, root)]
+        raise ConfigError(key, asked, problem, hint=f"looked for {os.path.abspath(root)}")
+    elif os.path.isdir(root):
+        named = list(_walk(key, root))
     else:
-        return Found(files=_described(key, [(PurePath(root.name), root)]), key=key, asked=asked, alone=True)
-    kept = [(name, path) for name, path in named if source != "jsonl" or _ending(path) in _JSONL]
+        return Found(files=_described(key, [(os.path.basename(root), root)]), key=key, asked=asked, alone=True)
+    kept = [each for each in named if source != "jsonl" or kind(each[0]) == "jsonl"]
     return Found(files=_described(key, kept), key=key, asked=asked, num_skipped=len(named) - len(kept))
 
 
 def kind(path: str) -> str:
     """`jsonl` or `text`, by the ending of a path."""
-    return "jsonl" if _ending(Path(path)) in _JSONL else "text"
+    return "jsonl" if path.lower().removesuffix(PACKED).endswith(_JSONL) else "text"
 
 
-def _ending(path: Path) -> str:
-    return Path(path.name.removesuffix(PACKED)).suffix.lower()
+def _matches(pattern: str) -> list[tuple[str, str]]:
+    """Name and path of the files that a glob matches, named below its part without wildcards."""
+    fixed = pattern
+    while glob.has_magic(fixed):
+        fixed = os.path.dirname(fixed)
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
+    return [(os.path.relpath(path, fixed or "."), path) for path in paths]
 
 
-def _matches(pattern: Path) -> list[tuple[PurePath, Path]]:
-    """The files that a glob matches, named below its part without wildcards."""
-    fixed = Path(*(part for part, wild in zip(pattern.parts, _wild(pattern), strict=True) if not wild))
-    paths = sorted(Path(path) for path in glob.glob(str(pattern), recursive=True) if not os.path.isdir(path))
-    return [(path.relative_to(fixed), path) for path in paths]
-
-
-def _wild(pattern: Path) -> Iterator[bool]:
-    """Whether each part comes at or after the first with a wildcard."""
-    seen = False
-    for part in pattern.parts:
-        seen = seen or glob.has_magic(part)
-        yield seen
-
-
-def _walk(key: str, root: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Files below `root` in a fixed order, without those below a folder that is hidden or named in `skip`."""
+def _walk(key: str, root: str, skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Name and path of the files below `root` in a fixed order, without folders that are hidden or in `skip`."""
 
     def fail(error: OSError):
         raise ConfigError(key, error.filename, f"cannot be read: {error.strerror}") from error
 
-    for folder, folders, names in root.walk(on_error=fail):
+    for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
-        yield from (folder / name for name in sorted(names) if not name.startswith("."))
+        below = "" if folder == root else os.path.relpath(folder, root)
+        yield from ((os.path.join(below, n), os.path.join(folder, n)) for n in sorted(names) if not n.startswith("."))
 
 
-def _described(key: str, named: list[tuple[PurePath, Path]]) -> tuple[File, ...]:
+def _described(key: str, named: Iterable[tuple[str, str]]) -> tuple[File, ...]:
+    """The files that are not empty."""
     files = []
     for name, path in named:
         if not os.path.isfile(path):
             raise ConfigError(key, path, "is not a regular file, or a link that leads nowhere")
-        status = path.stat()
+        status = os.stat(path)
         if status.st_size:
             files.append(File(name, path, status.st_size, status.st_mtime_ns))
     return tuple(files)

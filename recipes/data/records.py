@@ -4,11 +4,12 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, NamedTuple
 
-from recipes.data.files import PACKED, File
+from recipes.data.files import File
 
 BINARY_PROBE_BYTES = 8192
 PIECE_BYTES = 2**20  # of a long text, read and tokenised at a time
@@ -98,8 +99,8 @@ class Reader:
                     break
                 number += 1
                 yield None
-                line = line.removeprefix(_BOM) if number == 1 and not span.start else line
-                found = self._record(line) if line.strip() else Piece("")
+                line = line.strip().removeprefix(b"" if span.start or number > 1 else _BOM)
+                found = self._record(line) if line else Piece("")
                 if isinstance(found, str):
                     yield Malformed(span.file, number, found, of_line=True)
                 elif found.text:
@@ -131,52 +132,51 @@ class Reader:
 
     def _text(self, file: File) -> Iterator[Piece | Malformed | Binary]:
         """A file as one document, in pieces that end with a line; it is read twice if it is long."""
-        if (problem := self._check(file)) is not None:
+        blocks = _blocks(file)
+        begin = [next(blocks, b"")]
+        whole = len(begin[0]) < PIECE_BYTES
+        if (problem := self._check(file, begin if whole else chain(begin, blocks))) is not None:
             yield problem
             return
-        pending, first = "", True
-        for block in _decoded(file):
+        decoder, pending, first = codecs.getincrementaldecoder("utf-8")(), "", True
+        for block in begin if whole else _blocks(file):
             if pending:
                 head, newline, tail = pending.rpartition("\n")
                 yield Piece(head + newline or pending, first=first, last=False)
                 pending, first = tail if newline else "", False
-            pending += block
+            pending += decoder.decode(block)
         if pending:
             yield Piece(pending, first=first)
 
-    def _check(self, file: File) -> Malformed | Binary | None:
+    def _check(self, file: File, blocks: Iterable[bytes]) -> Malformed | Binary | None:
         """What keeps a file from being text, if anything does."""
-        decoder, place, line = codecs.getincrementaldecoder("utf-8")(), 0, 1
-        with _open(file) as stream:
-            while True:
-                block = stream.read(PIECE_BYTES)
-                if not place and not self.alone and b"\0" in block[:BINARY_PROBE_BYTES]:
-                    return Binary(file)
-                if (nul := block.find(0)) >= 0:
-                    line += block.count(b"\n", 0, nul)
-                    return Malformed(file, line, f"is not text: byte {place + nul} is NUL", of_line=False)
-                held = len(decoder.getstate()[0])  # the beginning of a character, from the block before
-                try:
-                    decoder.decode(block, final=not block)
-                except UnicodeDecodeError as error:
-                    at = place - held + error.start
-                    line += block.count(b"\n", 0, max(0, error.start - held))
-                    problem = f"is not UTF-8 text: byte {at} is {error.object[error.start]:#04x}"
-                    return Malformed(file, line, problem, of_line=False)
-                if not block:
-                    return None
-                place, line = place + len(block), line + block.count(b"\n")
+        decoder, place, line, before = codecs.getincrementaldecoder("utf-8")(), 0, 1, b""
+        for block in chain(blocks, (b"",)):
+            if not place and not self.alone and b"\0" in block[:BINARY_PROBE_BYTES]:
+                return Binary(file)
+            line += before.count(b"\n")
+            if (nul := block.find(0)) >= 0:
+                line += block.count(b"\n", 0, nul)
+                return Malformed(file, line, f"is not text: byte {place + nul} is NUL", of_line=False)
+            held = len(decoder.getstate()[0])  # the beginning of a character, from the block before
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                line += block.count(b"\n", 0, max(0, error.start - held))
+                problem = f"is not UTF-8 text: byte {place - held + error.start} is {error.object[error.start]:#04x}"
+                return Malformed(file, line, problem, of_line=False)
+            place, before = place + len(block), block
+        return None
 
 
-def _decoded(file: File) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def _blocks(file: File) -> Iterator[bytes]:
     with _open(file) as stream:
         while block := stream.read(PIECE_BYTES):
-            yield decoder.decode(block)
+            yield block
 
 
 def _open(file: File) -> IO[bytes]:
-    return gzip.open(file.path) if file.path.name.endswith(PACKED) else file.path.open("rb")  # type: ignore[return-value]
+    return gzip.open(file.path) if file.packed else open(file.path, "rb")  # type: ignore[return-value]
 
 
 def _no_text(text: str) -> str | None:

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -71,7 +71,7 @@ class Shard:
     digests: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     malformed: list[Malformed] = field(default_factory=list)
-    lines: dict[Path, int] = field(default_factory=dict)  # that were read of each file
+    lines: dict[str, int] = field(default_factory=dict)  # that were read of each file
     num_skipped: int = 0
 
 
@@ -80,7 +80,7 @@ class Joiner:
 
     def __init__(self, num_files: int, num_skipped: int):
         self.told = Told(num_files=num_files, num_skipped=num_skipped)
-        self._lines: dict[Path, int] = {}
+        self._lines: dict[str, int] = {}
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in ARRAYS}
 
     def add(self, shard: Shard) -> Iterable[tuple[str, str]]:
@@ -91,7 +91,7 @@ class Joiner:
         self.told.num_skipped += shard.num_skipped
         for each in shard.malformed:
             line = each.line + self._lines.get(each.file.path, 0)
-            entry = (str(each.file.path), str(Malformed(each.file, line, each.problem, each.of_line)))
+            entry = (each.file.path, str(replace(each, line=line)))
             self.told.num_malformed += 1
             if len(self.told.malformed) < MAX_KEPT:
                 self.told.malformed.append(entry)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from recipes.data import store as stores
-from recipes.data.files import PACKED, Found
+from recipes.data.files import Found
 from recipes.data.records import Binary, Piece, Reader, Span, Unreadable
 from recipes.data.store import Joiner, Shard, Store
 from recipes.data.tokenizer import Codec, open_codec
@@ -88,16 +88,16 @@ def tokenise(spans: list[Span], reader: Reader, codec: Codec, most: int, sink: I
     named, supervised = reader.field is None, reader.prompt_field is not None
     batch = _Batch(codec, named, supervised, shard, sink)
     for span in spans:
-        name = span.file.name.as_posix()
+        before = shard.lines.get(span.file.path, 0)
         for found in reader.read(span):
             if found is None:
                 shard.lines[span.file.path] = shard.lines.get(span.file.path, 0) + 1
             elif isinstance(found, Piece):
-                batch.add(found, name)
+                batch.add(found, span.file.name)
             elif isinstance(found, Binary):
                 shard.num_skipped += 1
             else:
-                shard.malformed.append(found)
+                shard.malformed.append(replace(found, line=found.line + before))
                 if len(shard.malformed) > most:
                     return shard
     batch.flush()
@@ -108,7 +108,7 @@ def shards(found: Found, reader: Reader) -> list[list[Span]]:
     """What is tokenised at a time: files together up to `SHARD_BYTES`, long files of lines in parts."""
     spans = []
     for file in found.files:
-        if reader.field is None or file.path.name.endswith(PACKED):
+        if reader.field is None or file.packed:
             spans.append((file.num_bytes, Span(file)))
         else:
             cuts = [*range(0, file.num_bytes, SHARD_BYTES), file.num_bytes]

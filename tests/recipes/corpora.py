@@ -35,10 +35,9 @@ def corpus(train: Documents, validation: Documents) -> Corpus:
 
 
 def split(part: Documents) -> list[bytes]:
-    """The texts of byte documents, from their stream of tokens; each must end with a separator."""
-    *texts, rest = part[np.arange(len(part))].astype(np.uint8).tobytes().split(b"\0")
-    assert rest == b""
-    return texts
+    """The texts of byte documents."""
+    spans = zip(part.starts, part.lengths, strict=True)
+    return [part.store.tokens[start : start + length].tobytes() for start, length in spans]
 
 
 def sentence(number: int, length: int = 9) -> str:

@@ -151,12 +151,12 @@ def test_stdlib_is_real_text():
 def test_stdlib_train_and_validation_share_no_file():
     (corpus,) = load(DataConfig(), 256).sources
     train, validation = split(corpus.train), split(corpus.validation)
-    assert sorted(train + validation) == sorted(content for file in files.stdlib().files if (content := file.path.read_bytes()))
+    assert sorted(train + validation) == sorted(content for file in files.stdlib().files if (content := Path(file.path).read_bytes()))
     assert (len(train), len(validation)) == (corpus.train.num_documents, corpus.validation.num_documents)
 
 
 def test_stdlib_leaves_out_packages_and_test_suites():
-    folders = {part for file in files.stdlib().files for part in file.name.parts[:-1]}
+    folders = {part for file in files.stdlib().files for part in Path(file.name).parts[:-1]}
     assert folders.isdisjoint({"site-packages", "__pycache__", "test", "tests"})
     assert {"json", "asyncio"} <= folders
 

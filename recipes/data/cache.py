@@ -61,7 +61,7 @@ def _opened(folder: Path) -> Store | None:
     """What was kept, if it is whole."""
     try:
         return open_store(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -95,5 +95,7 @@ def _locked(file: Path) -> Iterator[None]:
         except OSError:
             yield
             return
-        yield
-        file.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)

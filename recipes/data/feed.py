@@ -32,7 +32,10 @@ def rows(
         yield map(read, range(count))
         return
     import grain  # imports jax
+    from absl import flags
 
+    if not flags.FLAGS.is_parsed():  # by an absl program; grain's workers ask
+        flags.FLAGS.mark_as_parsed()
     numbers = grain.MapDataset.range(count).map(read)
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
     options = grain.MultiprocessingOptions(num_workers=readers, per_worker_buffer_size=AHEAD)

@@ -7,6 +7,7 @@ import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def records(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(tmp_path: Path, records: Path) -> DataConfig:
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", "</s>")
-    fields = {"path": str(records), "tokenizer": str(tokenizer), "cache": str(tmp_path / "cache")}
+    fields: dict[str, Any] = {"path": str(records), "tokenizer": str(tokenizer), "cache": str(tmp_path / "cache")}
     return DataConfig(source="jsonl", document_mask=True, **fields)
 
 

@@ -1,6 +1,7 @@
 """Several sources in proportion, and supervised records: both pure functions of the position in the run."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_records_with_prompts_stay_whole(sizes, length):
 def test_supervised_batches_say_what_is_learnt(tmp_path: Path):
     lines = [{"question": "What is it? ", "answer": "é", "text": "x"} for _ in range(30)]
     path = write_jsonl(tmp_path / "a.jsonl", lines)
-    fields = {"path": str(path), "prompt_field": "question", "field": "answer"}
+    fields: dict[str, Any] = {"path": str(path), "prompt_field": "question", "field": "answer"}
     batches = train_batches(
         config := DataConfig(source="jsonl", **fields), load(config, 256), sequence_length=32, vocab_size=256
     )

@@ -3,7 +3,9 @@
 import gzip
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -82,8 +84,8 @@ def test_every_record_is_read_once_however_a_file_is_cut(tmp_path_factory, texts
     path.write_bytes((newline.join(lines) + newline * last).encode())
     file = records.File("a.jsonl", str(path), path.stat().st_size, 0)
     reader, cuts = records.Reader(field="text"), [*range(0, file.num_bytes, size), file.num_bytes]
-    spans = [records.Span(file, start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
-    found = [each for span in spans for each in reader.read(span)]
+    spans = [records.Span(file, start, stop) for start, stop in pairwise(cuts)]
+    found: list[Any] = [each for span in spans for each in reader.read(span)]
     assert [each.text for each in found if each is not None] == [text for text in texts if text]
     assert found.count(None) == path.read_bytes().count(b"\n") + bool(texts and not last)
 
@@ -93,7 +95,8 @@ def test_a_long_text_is_one_document_in_pieces(tmp_path, monkeypatch):
     text = "".join(f"{sentence(number)} é\n" for number in range(60)) + "no line is as long as this" * 20
     (tmp_path / "a.txt").write_text(text)
     file = records.File("a.txt", str(tmp_path / "a.txt"), 1, 0)
-    *pieces, last = records.Reader().read(records.Span(file))
+    found: list[Any] = list(records.Reader().read(records.Span(file)))
+    *pieces, last = found
     assert "".join(piece.text for piece in [*pieces, last]) == text
     assert [piece.first for piece in [*pieces, last]] == [True] + [False] * len(pieces)
     assert not any(piece.last for piece in pieces)

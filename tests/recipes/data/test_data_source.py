@@ -2,7 +2,6 @@ import os
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -151,7 +150,9 @@ def test_stdlib_is_real_text():
 def test_stdlib_train_and_validation_share_no_file():
     (corpus,) = load(DataConfig(), 256).sources
     train, validation = split(corpus.train), split(corpus.validation)
-    assert sorted(train + validation) == sorted(content for file in files.stdlib().files if (content := Path(file.path).read_bytes()))
+    assert sorted(train + validation) == sorted(
+        content for file in files.stdlib().files if (content := Path(file.path).read_bytes())
+    )
     assert (len(train), len(validation)) == (corpus.train.num_documents, corpus.validation.num_documents)
 
 

@@ -1,5 +1,6 @@
 """The batches of a run one after another, read ahead while the device computes."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,15 +32,18 @@ def rows(
     if not readers:
         yield map(read, range(count))
         return
-    import grain  # imports jax
+    import grain.experimental  # imports jax
     from absl import flags
 
     if not flags.FLAGS.is_parsed():  # by an absl program; grain's workers ask
         flags.FLAGS.mark_as_parsed()
-    numbers = grain.MapDataset.range(count).map(read)
-    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
+    one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
+    piped = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)  # shared memory is left behind by an early stop
+    numbers = grain.MapDataset.range(count).map(read).to_iter_dataset(one)
     options = grain.MultiprocessingOptions(num_workers=readers, per_worker_buffer_size=AHEAD)
-    reading: Any = iter(numbers.to_iter_dataset(ahead).mp_prefetch(options, worker_init_fn=_prepare))
+    reading: Any = iter(
+        grain.experimental.WithOptionsIterDataset(numbers, piped).mp_prefetch(options, worker_init_fn=_prepare)
+    )
     try:
         yield reading
     finally:

@@ -39,7 +39,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
     source, setup = _open_weights(config), Setup(config)
-    _announce(setup, corpus)
+    _announce(setup, corpus, batches)
     if not may_start(setup):
         return FAILED
     record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config)
@@ -94,10 +94,11 @@ def _leaves(config: Any) -> dict[str, Any]:
     return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
-def _announce(setup: Setup, corpus: Corpus) -> None:
+def _announce(setup: Setup, corpus: Corpus, batches: Batches) -> None:
     """What is about to run."""
     config, mesh = setup.config, setup.config.mesh
-    print(f"{zoo.count_parameters(config.model):,} parameters, {corpus}\n\n{setup.table}\n")
+    data = "\n".join((str(corpus), *batches.notices))
+    print(f"{zoo.count_parameters(config.model):,} parameters, {data}\n\n{setup.table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
     if setup.mesh is not None:

@@ -1,7 +1,8 @@
 """Batches of sequences, each a pure function of its place in the run."""
 
+import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from recipes.data.config import DataConfig
 from recipes.data.documents import Documents
 from recipes.data.mixture import Mixed
 from recipes.data.sequences import Arrays, Packed, Sequences, Synthetic, Whole
-from recipes.data.source import Corpus
+from recipes.data.source import Corpus, Source
 from zoo.checks import ConfigError
 
 
@@ -19,11 +20,12 @@ from zoo.checks import ConfigError
 class Batches:
     """Batches of sequences of `sequence_length + 1` tokens: all but the last are inputs, all but the first targets.
 
-    `arrays` names what a batch is made of (see `DataConfig.arrays`).
+    `arrays` names what a batch is made of (see `DataConfig.arrays`), `notices` are what a person should know.
     """
 
     sequences: Sequences
     arrays: tuple[str, ...] = ("tokens",)
+    notices: tuple[str, ...] = ()
 
     @property
     def num_sequences(self) -> int | None:
@@ -62,12 +64,16 @@ def train_batches(config: DataConfig, corpus: Corpus, *, sequence_length: int, v
         sequences = Synthetic(vocab_size=vocab_size, sequence_length=sequence_length, seed=config.seed)
         return Batches(sequences=sequences, arrays=config.arrays)
 
-    def cut(name: str, documents: Documents) -> Packed | Whole:
-        _require_sequence(f"training text{_of(name)}", documents, sequence_length)
-        return _cut(documents, sequence_length, _seed(config.seed, name))
-
-    parts = {source.name: cut(source.name, source.train) for source in corpus.sources}
-    return Batches(sequences=_joined(corpus, parts, once=False), arrays=config.arrays)
+    parts: dict[str, Packed | Whole] = {}
+    notices = []
+    for source in corpus.sources:
+        fitting, left_out = _fitting(source.train, sequence_length)
+        _require_sequence(f"training text{_of(source.name)}", fitting, sequence_length)
+        parts[source.name] = _cut(fitting, sequence_length, _seed(config.seed, source.name))
+        if left_out:
+            notices.append(f"{left_out:,} records{_of(source.name)} are left out: their prompts fill a sequence")
+    sequences = _joined(corpus.sources, parts, once=False)
+    return Batches(sequences=sequences, arrays=config.arrays, notices=tuple(notices))
 
 
 def validation_batches(config: DataConfig, corpus: Corpus, *, sequence_length: int, vocab_size: int) -> Batches:
@@ -77,13 +83,23 @@ def validation_batches(config: DataConfig, corpus: Corpus, *, sequence_length: i
         sequences = Synthetic(vocab_size=vocab_size, sequence_length=sequence_length, seed=config.seed, stream=(1,))
         return Batches(sequences=sequences, arrays=config.arrays)
 
-    def cut(name: str, documents: Documents) -> Packed | Whole:
+    sources = corpus.sources if config.validation_path is None else corpus.sources[:1]  # the same for all
+    parts: dict[str, Packed | Whole] = {}
+    for source in sources:
         remedy = ", or raise data.validation_fraction"
-        _require_sequence(f"validation text{_of(name)}", documents, sequence_length, remedy)
-        return _cut(documents, sequence_length, None)
+        fitting, _ = _fitting(source.validation, sequence_length)
+        _require_sequence(f"validation text{_of(source.name)}", fitting, sequence_length, remedy)
+        parts[source.name] = _cut(fitting, sequence_length, None)
+    return Batches(sequences=_joined(sources, parts, once=True), arrays=config.arrays)
 
-    parts = {source.name: cut(source.name, source.validation) for source in corpus.sources}
-    return Batches(sequences=_joined(corpus, parts, once=True), arrays=config.arrays)
+
+def _fitting(documents: Documents, sequence_length: int) -> tuple[Documents, int]:
+    """Those of which a sequence can hold something to learn, and how many others there are."""
+    if not len(documents.prompts):
+        return documents, 0
+    fits = documents.prompts <= sequence_length
+    kept = {name: getattr(documents, name)[fits] for name in ("starts", "lengths", "prompts")}
+    return dataclasses.replace(documents, **kept), int(np.count_nonzero(~fits))
 
 
 def _cut(documents: Documents, sequence_length: int, seed: int | None) -> Packed | Whole:
@@ -92,10 +108,10 @@ def _cut(documents: Documents, sequence_length: int, seed: int | None) -> Packed
     return kind(documents=documents, sequence_length=sequence_length, seed=seed)
 
 
-def _joined(corpus: Corpus, parts: dict[str, Packed | Whole], *, once: bool) -> Sequences:
-    if list(parts) == [""]:
-        return parts[""]
-    return Mixed(sources=parts, weights=tuple(source.weight for source in corpus.sources), once=once)
+def _joined(sources: Iterable[Source], parts: dict[str, Packed | Whole], *, once: bool) -> Sequences:
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return Mixed(sources=parts, weights=tuple(source.weight for source in sources), once=once)
 
 
 def _seed(seed: int, name: str) -> int:
@@ -113,8 +129,14 @@ def _require_positive_length(sequence_length: int) -> None:
 
 
 def _require_sequence(part: str, documents: Documents, sequence_length: int, remedy: str = "") -> None:
-    if len(documents) <= sequence_length and not len(documents.prompts):
+    if len(documents.store.prompts):
+        if documents.num_documents:
+            return
+        problem, hint = f"all prompts of the {part} fill a sequence", "use longer sequences"
+    else:
+        if len(documents) > sequence_length:
+            return
         needed = f"a sequence with its last target needs {sequence_length + 1}"
         problem = f"the {part} has {len(documents)} tokens, and {needed}"
         hint = f"use shorter sequences or more text{remedy}"
-        raise ConfigError("train.sequence_length", sequence_length, problem, hint=hint)
+    raise ConfigError("train.sequence_length", sequence_length, problem, hint=hint)

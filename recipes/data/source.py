@@ -64,8 +64,13 @@ def load(config: DataConfig, vocab_size: int) -> Corpus:
     require_separator(codec)
     if config.source == "mix" and not config.mix:
         raise ConfigError("data.mix", "{}", "names no source", hint="data.mix={books:{path:FILE,weight:1},...}")
-    parts = config.mix or {"": Part(weight=1.0, path=config.path, source=config.source)}
-    return Corpus(sources=tuple(_source(config, name, part, codec) for name, part in parts.items()), codec=codec)
+    parts = config.mix or {"": Part(path=config.path, source=config.source)}
+    apart = None
+    if config.validation_path is not None:
+        kind = None if config.source == "mix" else config.source
+        apart = _store(config, "data.validation_path", Part(path=config.validation_path, source=kind), codec)
+    sources = [_source(config, name, part, codec, apart) for name, part in parts.items()]
+    return Corpus(sources=tuple(sources), codec=codec)
 
 
 def with_tokenizer_of(weights: str | None, config: DataConfig) -> DataConfig:
@@ -81,17 +86,16 @@ def everything(config: DataConfig, codec: Codec) -> Documents:
 
     Raises ConfigError as `load` does, though one document needs no token that ends it.
     """
-    store = _store(config, "data.path", Part(weight=1.0, path=config.path, source=config.source), codec)
+    store = _store(config, "data.path", Part(path=config.path, source=config.source), codec)
     separator = require_separator(codec) if len(store.lengths) > 1 else codec.separator or 0
     return ordered(store, separator, np.arange(len(store.lengths)))
 
 
-def _source(config: DataConfig, name: str, part: Part, codec: Codec) -> Source:
+def _source(config: DataConfig, name: str, part: Part, codec: Codec, apart: Store | None) -> Source:
+    """One source; what it holds out, unless there are documents `apart` for that."""
     key = f"data.mix.{name}.path" if name else "data.path"
     store, separator = _store(config, key, part, codec), codec.separator or 0
-    if config.validation_path is not None:
-        held_out = dataclasses.replace(part, path=config.validation_path, source=part.source or None)
-        apart = _store(config, "data.validation_path", held_out, codec)
+    if apart is not None:
         train, validation = (_all(config.seed, each, separator) for each in (store, apart))
     elif len(store.lengths) == 1:
         cut = _cut(store, codec, config, key)

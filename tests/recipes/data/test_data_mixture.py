@@ -150,6 +150,32 @@ def test_supervised_batches_say_what_is_learnt(tmp_path: Path):
     assert sorted(set(batch["loss_mask"].sum(axis=1).tolist())) == [6, 33]
 
 
+def test_records_whose_prompt_fills_a_sequence_are_left_out(tmp_path: Path):
+    """A batch of them would have no mean; whatever is drawn, there is something to learn in every sequence."""
+    lines = [{"prompt": "p" * length, "text": "a"} for length in range(40)]
+    path = write_jsonl(tmp_path / "a.jsonl", lines)
+    config = DataConfig(source="jsonl", path=str(path), prompt_field="prompt", validation_path=str(path))
+    batches, held_out = made(config), made(config, validation_batches)
+    assert batches.notices == ("30 records are left out: their prompts fill a sequence",)
+    for each in (batches, held_out):
+        assert each.num_sequences is not None
+        learnt = each.batch(0, each.num_sequences)["loss_mask"]
+        assert learnt[:, 1:].any(axis=1).all()
+    write_jsonl(path, [line for line in lines if len(line["prompt"]) > 9])
+    with pytest.raises(
+        ConfigError, match=r"train\.sequence_length=9: all prompts of the training text fill a sequence"
+    ):
+        made(config)
+
+
+def test_a_mixture_is_validated_on_one_path(mixture, tmp_path: Path):
+    path = write_jsonl(tmp_path / "held.jsonl", [{"text": "b" * 10}] * 5)
+    config = DataConfig(source="mix", mix=mixture.mix, validation_path=str(path))
+    batches = made(config, validation_batches)
+    assert batches.num_sequences == 6
+    assert set(owners(batches, 0, 6)) == {"b"}
+
+
 def test_a_prompt_that_is_missing_is_malformed(tmp_path: Path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(ConfigError, match="line 1 has no field prompt; it has text"):

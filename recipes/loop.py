@@ -123,9 +123,11 @@ def _steps(
             return state, problem
         step = traced.lower().compile()
     with progress(train.steps) as display, setup.feed(batches, 0, train.steps) as fed:
-        for number, batch in enumerate(fed, start=1):
+        batch = next(fed)
+        for number in range(1, train.steps + 1):
             start = time.perf_counter()
             state, device_metrics = step(state, batch)
+            batch = next(fed, batch)  # while the device is busy
             metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
             seconds = time.perf_counter() - start
             tokens_per_s = train.batch_size * train.sequence_length / seconds

@@ -39,20 +39,22 @@ def documents(found: Found, reader: Reader, codec: Codec, *, cache: str, readers
         where, what = told.malformed[min(most, MAX_KEPT - 1)]
         raise too_many(found.key, where, what, most)
     if not len(store.lengths):
-        skipped = f" ({told.num_skipped} binary files were skipped)" if told.num_skipped else ""
+        kind = "binary" if reader.field is None else "other"
+        skipped = f" ({told.num_skipped} {kind} files were skipped)" if told.num_skipped else ""
         raise ConfigError(found.key, found.asked, f"holds no text{skipped}")
     return store
 
 
 def _kept(found: Found, reader: Reader, codec: Codec, cache: Path, readers: int, most: int) -> Store:
     folder = cache / _name(found, reader, codec)
+    if (kept := _opened(folder)) is not None:  # in a folder that may be read only
+        return kept
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
-            if (store := _opened(folder)) is None:
+            if _opened(folder) is None:
                 _make(folder, found, reader, codec, readers, most)
-                store = open_store(folder)
-        return store
+            return open_store(folder)
     except OSError as error:
         raise ConfigError("data.cache", cache, f"cannot be written: {error.strerror or error}") from error
 
@@ -67,6 +69,8 @@ def _opened(folder: Path) -> Store | None:
 
 def _make(folder: Path, found: Found, reader: Reader, codec: Codec, readers: int, most: int) -> None:
     print(f"tokenising {found.num_bytes / 1e6:,.1f} MB of {found.asked} into {folder}", flush=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     start, partial = time.perf_counter(), Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         into(partial, found, reader, codec, most, readers)

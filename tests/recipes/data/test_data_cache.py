@@ -101,6 +101,15 @@ def test_what_is_damaged_is_made_again(config, capsys):
     assert capsys.readouterr().out.count("tokenised in") == 6
 
 
+def test_what_a_killed_process_left_is_removed(config):
+    made = load(config, 400).sources[0].train.store.folder
+    assert made is not None
+    left = made.rename(made.parent / f".{made.name}-abc")
+    (left / META).unlink()
+    load(config, 400)
+    assert list(Path(config.cache).iterdir()) == [made]
+
+
 def test_a_failure_leaves_nothing(config, records, monkeypatch):
     write_jsonl(records / "d.jsonl", [b"nothing"])
     with pytest.raises(ConfigError, match=r"d\.jsonl: line 1 is not JSON"):

@@ -12,7 +12,6 @@ from jaxtyping import Int64
 
 from recipes.data.batches import Batches
 from recipes.data.sequences import Arrays
-from recipes.data.tokenise import prepare_reader
 
 AHEAD = 2  # batches that wait on the device for their step
 
@@ -76,5 +75,7 @@ def ahead(batches: Iterator, put: Callable[[Any], Any]) -> Iterator[Iterator]:
 
 
 def _prepare(index: int, count: int) -> None:
+    from recipes.data.readers import prepare_reader
+
     del index, count
     prepare_reader()

@@ -2,13 +2,8 @@
 
 import hashlib
 import io
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -123,7 +118,7 @@ def shards(found: Found, reader: Reader) -> list[list[Span]]:
 
 
 def read(found: Found, reader: Reader, codec: Codec, most: int) -> Store:
-    """The documents of small files, tokenised in memory. Raises ConfigError as `kept` does."""
+    """The documents of small files, tokenised in memory. Raises ConfigError as `into` does."""
     sink, joined = io.BytesIO(), Joiner(len(found.files), found.num_skipped)
     spans = [span for shard in shards(found, reader) for span in shard]
     with _explained(found):
@@ -136,7 +131,7 @@ def into(folder: Path, found: Found, reader: Reader, codec: Codec, most: int, re
     """Tokenises into a folder that is there, with `readers` processes; none: by itself. Raises ConfigError."""
     joined = Joiner(len(found.files), found.num_skipped)
     jobs = [
-        _Job(spans, reader, codec.spec, most, folder / f"{number}.part")
+        _Job(spans, reader, codec.spec, codec.fingerprint, most, folder / f"{number}.part")
         for number, spans in enumerate(shards(found, reader))
     ]
     with _explained(found), _mapped(readers) as mapped, (folder / stores.TOKENS).open("wb") as tokens:
@@ -152,15 +147,21 @@ class _Job(NamedTuple):
     spans: list[Span]
     reader: Reader
     codec: tuple[str | None, str | None]
+    fingerprint: str
     most: int
     part: Path
 
     def run(self) -> Shard:
         with self.part.open("wb") as sink:
-            return tokenise(self.spans, self.reader, _codec(*self.codec), self.most, sink)
+            return tokenise(self.spans, self.reader, _codec(self.codec, self.fingerprint), self.most, sink)
 
 
-_codec = lru_cache(maxsize=1)(open_codec)  # a large vocabulary takes a second to read
+@lru_cache(maxsize=1)  # a large vocabulary takes a second to read
+def _codec(spec: tuple[str | None, str | None], fingerprint: str) -> Codec:
+    codec = open_codec(*spec)
+    if codec.fingerprint != fingerprint:
+        raise Unreadable(spec[0], "changed while it was used")
+    return codec
 
 
 def _take(joined: Joiner, shard: Shard, found: Found, most: int) -> None:
@@ -178,6 +179,15 @@ def too_many(key: str, where: str, what: str, most: int) -> ConfigError:
     return ConfigError(key, where, what, hint=hint)
 
 
+def _mapped(readers: int) -> AbstractContextManager[Callable]:
+    """A `map` in order, over `readers` processes; in this one, with the tokenizer's own threads, if there are none."""
+    if not readers:
+        return nullcontext(map)
+    from recipes.data.readers import processes
+
+    return processes(readers)
+
+
 @contextmanager
 def _explained(found: Found) -> Iterator[None]:
     try:
@@ -185,31 +195,3 @@ def _explained(found: Found) -> Iterator[None]:
     except Unreadable as error:
         path, problem = error.args
         raise ConfigError(found.key, path, problem) from error
-
-
-@contextmanager
-def _mapped(readers: int) -> Iterator[Callable]:
-    """A `map` in order, over `readers` processes; in this one, with the tokenizer's own threads, if there are none."""
-    if not readers:
-        yield map
-        return
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    with ProcessPoolExecutor(readers, context, initializer=prepare_reader) as pool:
-        try:
-            yield pool.map
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def prepare_reader() -> None:
-    """In a reader process: one thread, Ctrl-C left to the process that started it, no life after that one's."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.data import cache, tokenise
+from recipes.data import cache, readers, tokenise
 from recipes.data.batches import Batches, train_batches
 from recipes.data.config import DataConfig
 from recipes.data.source import Corpus, load
 from recipes.data.store import META, TOKENS, Store
+from recipes.data.tokenizer import open_codec
 from tests.recipes.corpora import sentence, write_jsonl, write_tokenizer
 from zoo.checks import ConfigError
 
@@ -61,12 +62,18 @@ def test_tokens_do_not_depend_on_readers_or_on_where_they_are(config, monkeypatc
     assert_same(memory.sources[0].train.store, alone.sources[0].train.store)
     assert memory.sources[0].train.store.folder is None
     assert isinstance(alone.sources[0].train.store.tokens, np.memmap)
-    first, second = (load(with_readers(config, readers, f"cache{readers}"), 400) for readers in (0, 2))
+    first, second = (load(with_readers(config, number, f"cache{number}"), 400) for number in (0, 2))
     assert_same(first.sources[0].train.store, second.sources[0].train.store)
     assert len(first.sources[0].train.store.lengths) == 180
     found = [batches(config, corpus).batch(500, 20) for corpus in (first, second)]
     for name in ("tokens", "segment_ids", "positions"):
         np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+def encoded(config: DataConfig) -> list[np.ndarray]:
+    """The records of `a.jsonl`, by the tokenizer as it is now."""
+    texts = (f"a.jsonl {sentence(number, 20)}" for number in range(60))
+    return open_codec(config.tokenizer).encode(list(texts))
 
 
 def test_what_is_kept_is_read_again_until_something_changes(config, records, capsys):
@@ -80,6 +87,8 @@ def test_what_is_kept_is_read_again_until_something_changes(config, records, cap
     assert [times(), times()] == [1, 0]
     write_tokenizer(Path(str(config.tokenizer)), "<pad>", "</s>")
     assert [times(), times()] == [1, 0]
+    store = load(config, 400).sources[0].train.store
+    assert store.tokens.tolist()[: store.lengths[0]] in [text.tolist() for text in encoded(config)]
     write_jsonl(records / "d.jsonl.gz", [{"text": "more"}])
     assert [times(), times()] == [1, 0]
 
@@ -153,8 +162,16 @@ def test_another_process_maps_the_files_itself(config):
     assert_same(pickle.loads(pickle.dumps(store)), store)
 
 
+def test_a_reader_that_is_killed_ends_the_run():
+    with (
+        pytest.raises(ConfigError, match=r"data\.readers=1: one of these processes was killed"),
+        readers.processes(1) as run,
+    ):
+        list(run(os._exit, [1]))
+
+
 def sleep_as_reader(queue) -> None:
-    tokenise.prepare_reader()
+    readers.prepare_reader()
     queue.put(os.getpid())
     time.sleep(60)
 

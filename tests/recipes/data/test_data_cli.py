@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,16 @@ def command(monkeypatch: pytest.MonkeyPatch, main: Callable[[], None], *override
     with pytest.raises(SystemExit) as stop:
         main()
     return int(stop.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def compiled_fast() -> Iterator[None]:
+    """What runs a few steps need not run well."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,17 @@ class Corpus:
     def tokenizer_file(self) -> Path | None:
         """What belongs beside the weights of a model that is trained on these tokens; None if they are bytes."""
         return self.codec.file
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two that hold the same documents in the same tokens: a run that goes on needs that."""
+        digest = hashlib.sha256(self.codec.fingerprint.encode())
+        for source in self.sources:
+            for part in (source.train, source.validation):
+                digest.update(f"{source.name} {source.weight} {part.separator}".encode())
+                for array in (part.starts, part.lengths, part.prompts, part.store.digests):
+                    digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()[:32]
 
     def __str__(self) -> str:
         if not self.sources:

@@ -39,14 +39,14 @@ class Store:
     """Documents one after another, without separators, in the order of files and lines; read-only.
 
     - `tokens`: all of them; `lengths`: of each document; `prompts`: how many of its tokens are a prompt, or empty.
-    - `digests`: of each document's text, or empty where it has a name.
+    - `digests`: of each document's text.
     - `folder`: where it lies on disk; None: in memory.
     """
 
     tokens: Integer[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
     prompts: Int64[np.ndarray, " documents_or_none"]
-    digests: UInt64[np.ndarray, " documents_or_none"]
+    digests: UInt64[np.ndarray, " documents"]
     told: Told
     folder: Path | None = None
 

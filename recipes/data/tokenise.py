@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class _Batch:
     pieces: list[tuple[Piece, str]] = field(default_factory=list)
     num_chars: int = 0
     open_length: int = 0  # tokens of a document that goes on
+    digest: Any = None  # of its text
 
     def add(self, piece: Piece, name: str) -> None:
         self.pieces.append((piece, name))
@@ -55,21 +56,27 @@ class _Batch:
             for part in parts:
                 self.sink.write(part.tobytes())
             self.open_length += sum(map(len, parts))
+            self.digest = _digested(None if piece.first else self.digest, piece)
             if piece.last:
-                self._close(piece, name, self.open_length - len(parts[-1]))
+                self._close(name, self.open_length - len(parts[-1]))
         self.pieces, self.num_chars = [], 0
 
-    def _close(self, piece: Piece, name: str, prompt: int) -> None:
+    def _close(self, name: str, prompt: int) -> None:
         if self.open_length:
             self.shard.lengths.append(self.open_length)
             if self.supervised:
                 self.shard.prompts.append(prompt)
             if self.named:
                 self.shard.names.append(name)
-            else:
-                text = f"{piece.prompt or ''}\0{piece.text}".encode()
-                self.shard.digests.append(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+            self.shard.digests.append(int.from_bytes(self.digest.digest()))
         self.open_length = 0
+
+
+def _digested(digest: Any, piece: Piece) -> Any:
+    """The hash of a document's pieces so far."""
+    digest = digest or hashlib.blake2b(f"{piece.prompt or ''}\0".encode(), digest_size=8)
+    digest.update(piece.text.encode())
+    return digest
 
 
 def token_dtype(codec: Codec) -> str:

@@ -20,7 +20,13 @@ def documents(*texts: Sequence[int], separator: int = 0, prompts: Sequence[int] 
     """Documents of these tokens, in this order."""
     numbers = [np.asarray(values, np.int64) for values in ([len(text) for text in texts], prompts)]
     tokens = np.array([token for text in texts for token in text], np.int32)
-    store = Store(tokens=tokens, lengths=numbers[0], prompts=numbers[1], digests=np.zeros(0, np.uint64), told=Told())
+    store = Store(
+        tokens=tokens,
+        lengths=numbers[0],
+        prompts=numbers[1],
+        digests=np.arange(len(texts), dtype=np.uint64),
+        told=Told(),
+    )
     return ordered(store, separator, np.arange(len(texts)))
 
 

@@ -171,3 +171,17 @@ def test_synthetic_reads_nothing():
     corpus = load(DataConfig(source="synthetic"), 2)
     assert corpus.sources == ()
     assert str(corpus) == "random tokens"
+
+
+def test_a_fingerprint_tells_whether_a_run_can_go_on(tmp_path):
+    def found(path: str, **fields) -> str:
+        return load(DataConfig(source="text", path=path, **fields), 256).fingerprint
+
+    texts = {name: name.encode() * 9 for name in "abcdef"}
+    before = found(write(tmp_path / "here", texts))
+    assert found(write(tmp_path / "there", texts)) == before
+    others = [found(str(tmp_path / "here"), seed=1), found(str(tmp_path / "here"), validation_fraction=0.5)]
+    others += [
+        found(write(tmp_path / "new", {**texts, **more})) for more in ({"a": b"A" * 9}, {"a": b"aa"}, {"g": b"g"})
+    ]
+    assert len({before, *others}) == 6

@@ -28,7 +28,7 @@ def rows(
     def read(number: int) -> Arrays:
         return batches.read(cursor + number * batch_size + mine)
 
-    if not readers:
+    if not readers or not count:
         yield map(read, range(count))
         return
     import grain.experimental  # imports jax
@@ -37,7 +37,7 @@ def rows(
     if not flags.FLAGS.is_parsed():  # by an absl program; grain's workers ask
         flags.FLAGS.mark_as_parsed()
     one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
-    piped = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)  # shared memory is left behind by an early stop
+    piped = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)  # what waits in shared memory is left there
     numbers = grain.MapDataset.range(count).map(read).to_iter_dataset(one)
     options = grain.MultiprocessingOptions(num_workers=readers, per_worker_buffer_size=AHEAD)
     reading: Any = iter(

@@ -44,6 +44,11 @@ def test_there_are_as_many_batches_as_steps(batches):
         ]
 
 
+def test_a_run_without_steps_has_no_batches(batches):
+    with rows(batches, 5, 0, 2, np.arange(2), 3) as reading, ahead(reading, jax.device_put) as fed:
+        assert list(fed) == []
+
+
 def test_batches_are_put_ahead_of_their_steps():
     asked, done = [], threading.Event()
 

@@ -7,6 +7,7 @@ import jax
 
 import zoo
 from recipes.config import Config
+from recipes.data.batches import Batches
 from recipes.data.source import Corpus
 from recipes.setup import Setup
 from zoo.checks import ConfigError
@@ -44,10 +45,11 @@ def fields_of(config: Any) -> dict[str, Any]:
     return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
-def announce(setup: Setup, corpus: Corpus) -> None:
+def announce(setup: Setup, corpus: Corpus, batches: Batches) -> None:
     """Prints what is about to run."""
     config, mesh = setup.config, setup.config.mesh
-    print(f"{zoo.count_parameters(config.model):,} parameters, {_describe(corpus)}\n\n{setup.table}\n")
+    data = "\n".join((str(corpus), *batches.notices))
+    print(f"{zoo.count_parameters(config.model):,} parameters, {data}\n\n{setup.table}\n")
     if setup.mesh is None and jax.device_count() > 1:
         print(f"one of {jax.device_count()} devices is used; mesh.fsdp={jax.device_count()} would use all\n")
     if setup.mesh is not None:
@@ -56,13 +58,3 @@ def announce(setup: Setup, corpus: Corpus) -> None:
         print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
     if config.explain:
         print(f"{setup.table.explain()}\n")
-
-
-def _describe(corpus: Corpus) -> str:
-    if not corpus.num_train_documents:
-        return "random tokens"
-    skipped = f", {corpus.num_skipped_files} binary files skipped" if corpus.num_skipped_files else ""
-    return (
-        f"{corpus.train.size / 1e6:.1f} MB to train on in {corpus.num_train_documents} files, "
-        f"{corpus.validation.size / 1e6:.1f} MB held out{skipped}"
-    )

@@ -10,8 +10,8 @@ import numpy as np
 
 from recipes.config import Config
 from recipes.data.batches import Batches, train_batches, validation_batches
-from recipes.data.bytes import decode
 from recipes.data.source import Corpus
+from recipes.data.tokenizer import Codec
 from recipes.display import display
 from recipes.guards import Guards
 from recipes.initial import announce, open_weights
@@ -49,7 +49,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
     source, setup = open_weights(config), Setup(config)
-    announce(setup, corpus)
+    announce(setup, corpus, batches)
     if not may_start(setup):
         return FAILED
     folder = config.run.dir if jax.process_index() == 0 else None
@@ -63,7 +63,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
             return FAILED
         state, code = _steps(Run(setup, batches, Validation(setup, held_out), listeners, stop), step, state)
         if code == DONE:
-            _show_sample(setup, state, held_out)
+            _show_sample(setup, state, held_out, corpus.codec)
         watching.report()
     return code
 
@@ -112,7 +112,7 @@ def _steps(run: Run, step: Callable, state: TrainState) -> tuple[TrainState, int
         run.listeners.ends(code)
 
 
-def _show_sample(setup: Setup, state: TrainState, batches: Batches) -> None:
+def _show_sample(setup: Setup, state: TrainState, batches: Batches, codec: Codec) -> None:
     """Prints how the model goes on from the beginning of the held-out text."""
     config = setup.config
     length, window = config.train.sample_tokens, config.train.sequence_length
@@ -122,7 +122,7 @@ def _show_sample(setup: Setup, state: TrainState, batches: Batches) -> None:
     extend = jax.jit(generate, static_argnums=2, out_shardings=setup.everywhere)
     text = extend(state.params, prompt, min(length, max(1, window - len(prompt))))
     prompt, rest = np.split(np.asarray(text), [len(prompt)])
-    print(f"sample, going on from the held-out text at |:\n{decode(prompt)}|{decode(rest)}\n")
+    print(f"sample, going on from the held-out text at |:\n{codec.decode(prompt)}|{codec.decode(rest)}\n")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def register() -> None:
         store.store(group="family", name=family, node=_schema(kind))
     for name, kind in GROUPS.items():
         store.store(group="schema", name=name, node=_schema(kind))
+    store.store(group="schema", name="data", node=_open(_schema(DataConfig), "mix"))
     store.store(group="schema", name="placement", node=_placement_schema())
     root: dict[str, Any] = dict.fromkeys(("model", "placement", "mesh", "optimizer", "data"), MISSING)
     for name, kind in {"import": ImportConfig, "export": ExportConfig}.items():
@@ -42,7 +43,12 @@ def register() -> None:
     root |= {"train": _schema(TrainConfig)}
     run = {**root, "accept": None}
     store.store(name="schema", node={**run, "verify": "trace", "run": _schema(RunConfig)})
-    planned = {"target": MISSING, "plan": _plan_schema(), "compare": [], "run": _schema(PlanRunConfig)}
+    planned = {
+        "target": MISSING,
+        "plan": _open(_schema(PlanConfig), "options"),
+        "compare": [],
+        "run": _schema(PlanRunConfig),
+    }
     store.store(name="plan_schema", node={**root, **planned})
     checks = {**OmegaConf.to_container(_schema(VerifyConfig)), "target": None, "run": _schema(VerifyRunConfig)}  # type: ignore[dict-item]
     store.store(name="verify_schema", node={**run, **checks})
@@ -187,16 +193,14 @@ def _placement_schema() -> DictConfig:
             ("explain", Any, False),
         ],
     )
-    node = OmegaConf.structured(explained)
-    OmegaConf.set_struct(node.activations, False)
-    OmegaConf.set_struct(node.layers, False)
-    OmegaConf.set_struct(node.state, False)  # its maps of parts; `from_fields` refuses other fields
-    return node
+    # Of `state` the maps of parts: `from_fields` refuses other fields.
+    return _open(OmegaConf.structured(explained), "activations", "layers", "state")
 
 
-def _plan_schema() -> DictConfig:
-    node = _schema(PlanConfig)
-    OmegaConf.set_struct(node.options, False)
+def _open(node: DictConfig, *names: str) -> DictConfig:
+    """The schema with maps that take any key without `+`."""
+    for name in names:
+        OmegaConf.set_struct(node[name], False)
     return node
 
 

@@ -1,11 +1,13 @@
 """What a run is made of besides its data: the very step that trains, for devices at hand or absent ones."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
@@ -13,6 +15,8 @@ from jaxtyping import PyTree
 import zoo
 from recipes.config import Config
 from recipes.data.batches import Batches
+from recipes.data.feed import ahead, rows
+from recipes.data.sequences import Arrays
 from recipes.freeze import frozen
 from recipes.optim import make_optimizer
 from recipes.placement.masks import canonical_mask
@@ -114,9 +118,8 @@ class Setup:
     def abstract_batch(self) -> dict[str, Any]:
         """A batch of the step as `jax.ShapeDtypeStruct`s with their shardings."""
         config, train = self.config, self.config.train
-        names = ("tokens", "segment_ids", "positions") if config.data.document_mask else ("tokens",)
         shape = (train.batch_size, train.sequence_length + 1)
-        batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+        batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in config.data.arrays}
         return batch if self.mesh is None else constrain_batch(batch, self.mesh)
 
     @property
@@ -124,18 +127,36 @@ class Setup:
         """The sharding of what every device shall hold whole."""
         return self.mesh and NamedSharding(self.mesh, PartitionSpec())
 
-    def batch(self, batches: Batches, cursor: int) -> dict[str, Any]:
-        """The sequences of one step from `cursor` on; on a mesh each process reads those of its own devices alone."""
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The sequences of a batch that this process reads: on a mesh those of its own devices alone."""
         size = self.config.train.batch_size
         if self.mesh is None:
-            return batches.batch(cursor, size)
-        read = lru_cache(lambda first, last: batches.batch(cursor + first, last - first))
+            return np.arange(size)
+        leaf = self.abstract_batch()["tokens"]
+        parts = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+        return np.unique(np.concatenate([np.arange(size)[part[0]] for part in parts]))
 
-        def part(name: str) -> Callable:
-            return lambda index: read(*index[0].indices(size)[:2])[name]
+    def batch(self, batches: Batches, cursor: int) -> dict[str, Any]:
+        """The sequences of one step from `cursor` on."""
+        return self._put(batches.read(cursor + self.rows))
+
+    @contextmanager
+    def feed(self, batches: Batches, cursor: int, count: int) -> Iterator[Iterator[dict[str, Any]]]:
+        """The batches of `count` steps from `cursor` on, read and put on the devices ahead of their steps."""
+        size, readers = self.config.train.batch_size, self.config.data.readers
+        with rows(batches, cursor, count, size, self.rows, readers) as read, ahead(read, self._put) as fed:
+            yield fed
+
+    def _put(self, arrays: Arrays) -> dict[str, Any]:
+        if self.mesh is None:
+            return {name: jax.device_put(array) for name, array in arrays.items()}
+
+        def part(array: np.ndarray) -> Callable:
+            return lambda index: array[np.isin(self.rows, np.arange(self.config.train.batch_size)[index[0]])]
 
         return {
-            name: jax.make_array_from_callback(leaf.shape, leaf.sharding, part(name))
+            name: jax.make_array_from_callback(leaf.shape, leaf.sharding, part(arrays[name]))
             for name, leaf in self.abstract_batch().items()
         }
 

@@ -1,7 +1,6 @@
 """`zoo-eval`: loss and perplexity of a checkpoint on a text."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from recipes import schema
 from recipes.cli.launch import launch
 from recipes.cli.runtime import prepare_jax, require_extra
 from recipes.config import EvalConfig
-from recipes.data import bytes as text_bytes
-from recipes.data.config import DataConfig
+from recipes.data.config import FILES, DataConfig
+from recipes.data.tokenizer import Codec
 from zoo.checks import ConfigError
-
-TOKENIZER = "tokenizer.json"
 
 
 def main() -> None:
@@ -26,9 +23,14 @@ def main() -> None:
 
 def evaluate(tree: DictConfig) -> int:
     """Prints the figures and, if there is a prompt, how the model goes on from it; writes `run.json` if asked."""
+    from recipes.data.source import with_tokenizer_of
+    from recipes.data.tokenizer import open_codec, require_room
+
     config, data, run = schema.read_eval(tree)
     require_extra("zoo-eval", "hf", "orbax", "tensorstore", "safetensors", "tokenizers")
-    text = _read_text(data, config.split)
+    data = with_tokenizer_of(config.checkpoint, data)
+    codec = open_codec(data.tokenizer, data.separator)
+    tokens, counted = _read(data, codec, config)
     prepare_jax(run.compile_cache)
 
     import jax
@@ -40,65 +42,56 @@ def evaluate(tree: DictConfig) -> int:
     from zoo.source import fill
 
     source = open_weights(config.checkpoint)
-    encode, decode = _codec(source.files.get(TOKENIZER), source.config.vocab_size)
-    tokens = encode(text)
-    if len(tokens) < 2:
-        raise ConfigError("data.path", data.path, "holds no two tokens")
-    for notice in source.notices:
+    require_room(codec, source.config.vocab_size)
+    for notice in (*source.notices, *(() if codec.file else ("no tokenizer: one token a byte",))):
         print(notice)
     model = place(fill(source, config.dtype), Placement(default="remat"))
     sizes = {"sequence_length": config.sequence_length, "batch_size": config.batch_size, "batches": config.batches}
-    found = measure(model, tokens, **sizes)
+    found = measure(model, tokens, counted=counted, **sizes)
     print(found)
     if config.prompt is not None:
-        _show_sample(config, model, encode(config.prompt), decode, jax.random.key(config.seed))
+        _show_sample(config, model, codec, jax.random.key(config.seed))
     if run.json is not None:
         figures = {"loss": found.loss, "perplexity": found.perplexity, "tokens": found.num_tokens}
         Path(run.json).write_text(json.dumps(figures) + "\n")
     return 0
 
 
-def _read_text(data: DataConfig, split: str) -> str:
+def _read(data: DataConfig, codec: Codec, config: EvalConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens to be looked at, and which of them count."""
     from recipes.data import source
 
-    if data.source == "synthetic":
-        raise ConfigError("data.source", "synthetic", "is no text", allowed=("stdlib", "text"))
-    if split == "all":
-        documents = source.documents(data)
+    if data.source in ("synthetic", "mix"):
+        problem = (
+            "is no text" if data.source == "synthetic" else "is no single text; evaluate its sources by themselves"
+        )
+        raise ConfigError("data.source", data.source, problem, allowed=("stdlib", *FILES))
+    if config.split == "all":
+        documents = source.everything(data, codec)
     else:
-        corpus = source.load(data, text_bytes.VOCABULARY)
-        documents = getattr(corpus, split).tobytes().removesuffix(bytes([text_bytes.SEPARATOR])).split(b"\0")
-    return chr(text_bytes.SEPARATOR).join(document.decode() for document in documents)
+        documents = getattr(source.load(data, codec.vocabulary).sources[0], config.split)
+    most = config.batches * config.batch_size * config.sequence_length + 1 if config.batches else len(documents)
+    places = documents.find(np.arange(min(most, len(documents) - 1)))  # nothing follows the last separator
+    if len(places[0]) < 2:
+        raise ConfigError("data.path", data.path, "holds no two tokens")
+    counted = documents.learnt(*places)
+    if not counted[1:].any():
+        raise ConfigError("data.prompt_field", data.prompt_field, "leaves no token to be counted")
+    return documents.tokens(*places), counted
 
 
-def _codec(file: Path | None, vocab_size: int) -> tuple[Callable[[str], np.ndarray], Callable[[Any], str]]:
-    """From text to tokens and back: the checkpoint's tokenizer if it has one, else bytes."""
-    if file is None:
-        if vocab_size < text_bytes.VOCABULARY:
-            problem = f"is too small for bytes, and the checkpoint has no {TOKENIZER}"
-            raise ConfigError("model.vocab_size", vocab_size, problem)
-        print(f"no {TOKENIZER} beside the weights: one token a byte")
-        return text_bytes.encode, text_bytes.decode
-    from recipes.data.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(file)
-    if tokenizer.vocabulary > vocab_size:
-        problem = f"has {tokenizer.vocabulary} tokens, the model {vocab_size}"
-        raise ConfigError("tokenizer", file, problem)
-    return tokenizer.encode, tokenizer.decode
-
-
-def _show_sample(config: EvalConfig, model: Any, prompt: Any, decode: Callable[[Any], str], key: Any) -> None:
+def _show_sample(config: EvalConfig, model: Any, codec: Codec, key: Any) -> None:
     import jax
 
     from recipes.sample import generate
 
+    prompt: Any = np.asarray([*codec.prefix, *codec.encode([config.prompt or ""])[0]], np.int32)
     if not len(prompt):
         raise ConfigError("prompt", config.prompt, "holds no token")
     extend = jax.jit(
         lambda model, key: generate(model, prompt, config.sample_tokens, temperature=config.temperature, key=key)
     )
-    print(decode(np.asarray(extend(model, key))))
+    print(codec.decode(np.asarray(extend(model, key))))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,16 @@ def main() -> None:
 
 def train(tree: DictConfig) -> int:
     """Checks the configuration and the data, then starts the run. Imports jax only once both are good."""
-    from recipes.data.source import load
+    from recipes.data.source import load, with_tokenizer_of
 
     config = read(tree)
     require_extra("zoo-train", "train", "rich", "matplotlib")
     if config.train.init_from is not None:
         require_extra("train.init_from", "hf", "orbax", "tensorstore", "safetensors")
+    if config.data.needs:
+        require_extra("data", "train", *config.data.needs)
     _require_folder(config.run.dir)
-    corpus = load(config.data, config.model.vocab_size)
+    corpus = load(with_tokenizer_of(config.train.init_from, config.data), config.model.vocab_size)
 
     prepare_jax(config.run.compile_cache)
     others = launcher(config.train.distributed)

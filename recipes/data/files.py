@@ -1,96 +1,120 @@
 """The files that a corpus is made of."""
 
+import glob
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
 
 from zoo.checks import ConfigError
 
-BINARY_PROBE_BYTES = 8192
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
+_JSONL = (".jsonl", ".ndjson")
+PACKED = ".gz"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is there. `name` is its path below what was asked for, which does not change when that moves."""
+
+    name: str
+    path: str
+    num_bytes: int
+    modified_ns: int
+
+    @property
+    def packed(self) -> bool:
+        return self.path.endswith(PACKED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
-    """Contents by path below the root, in sorted order, without empty files; and how many were skipped as binary."""
+class Found:
+    """Files in sorted order, without empty ones.
 
-    contents: dict[PurePath, bytes]
+    - `key`, `asked`: the setting that named them.
+    - `alone`: one file was named, rather than a folder or a glob, so it is an error if it is binary.
+    - `num_skipped`: files of another kind that lie in the folder.
+    """
+
+    files: tuple[File, ...]
+    key: str
+    asked: str
+    alone: bool = False
     num_skipped: int = 0
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
 
-def stdlib() -> Files:
+
+def stdlib() -> Found:
     """The `*.py` files of the running Python's standard library, without installed packages and test suites.
 
     Raises ConfigError if this Python comes without its sources.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    files = (path for path in _walk("data.source", root, skip=_NOT_LIBRARY) if path.suffix == ".py")
-    contents = {path.relative_to(root): path.read_bytes() for path in files}
-    if not contents:
-        raise ConfigError("data.source", "stdlib", f"there are no *.py files in {root}", hint="use data.source=text")
-    return Files(contents={path: content for path, content in contents.items() if content})
+    root, key = sysconfig.get_path("stdlib"), "data.source"
+    files = _described(key, [each for each in _walk(key, root, skip=_NOT_LIBRARY) if each[0].endswith(".py")])
+    if not files:
+        raise ConfigError(key, "stdlib", f"there are no *.py files in {root}", hint="use data.source=text")
+    return Found(files=files, key=key, asked="stdlib")
 
 
-def text(path: str) -> Files:
-    """The UTF-8 text of a file, or of every file below a folder.
+def find(key: str, asked: str, source: str) -> Found:
+    """The files of a path: itself, all below a folder, or what a glob matches (`**` reaches through folders).
 
-    Of a folder, hidden files and folders are left out, links to folders are not followed, and files with a NUL among
-    the first 8 KiB are skipped as binary and counted.
+    Of a folder, hidden files and folders are left out and links to folders are not followed; of one read as `jsonl`
+    only files ending in `.jsonl` or `.ndjson`, plain or `.gz`, count.
 
-    Raises ConfigError, which names `data.path` and the file, for a path that does not exist or cannot be read, for any
-    other file that is not text, and if there is no text at all.
+    Raises ConfigError, which names `key` and the file, for a path that does not exist or cannot be read, and if there
+    is nothing in it.
     """
-    root = Path(os.path.expanduser(path))
-    if not os.path.exists(root):
+    root = os.path.expanduser(asked)
+    if not os.path.lexists(root) and glob.has_magic(root):
+        named = _matches(root)
+    elif not os.path.exists(root):
         problem = "no such file or folder, or out of reach"
-        raise ConfigError("data.path", path, problem, hint=f"looked for {root.absolute()}")
-    if root.is_dir():
-        read = {file.relative_to(root): _read(file, skip_binary=True) for file in _walk("data.path", root)}
+        raise ConfigError(key, asked, problem, hint=f"looked for {os.path.abspath(root)}")
+    elif os.path.isdir(root):
+        named = list(_walk(key, root))
     else:
-        read = {PurePath(root.name): _read(root, skip_binary=False)}
-    contents = {name: content for name, content in read.items() if content}
-    num_skipped = sum(content is None for content in read.values())
-    if not contents:
-        skipped = f" ({num_skipped} binary files were skipped)" if num_skipped else ""
-        raise ConfigError("data.path", path, f"holds no text{skipped}")
-    return Files(contents=contents, num_skipped=num_skipped)
+        return Found(files=_described(key, [(os.path.basename(root), root)]), key=key, asked=asked, alone=True)
+    kept = [each for each in named if source != "jsonl" or kind(each[0]) == "jsonl"]
+    return Found(files=_described(key, kept), key=key, asked=asked, num_skipped=len(named) - len(kept))
 
 
-def _walk(key: str, root: Path, skip: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Files below `root` in a fixed order, without those below a folder that is hidden or named in `skip`."""
+def kind(path: str) -> str:
+    """`jsonl` or `text`, by the ending of a path."""
+    return "jsonl" if path.lower().removesuffix(PACKED).endswith(_JSONL) else "text"
+
+
+def _matches(pattern: str) -> list[tuple[str, str]]:
+    """Name and path of the files that a glob matches, named below its part without wildcards."""
+    fixed = pattern
+    while glob.has_magic(fixed):
+        fixed = os.path.dirname(fixed)
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
+    return [(os.path.relpath(path, fixed or "."), path) for path in paths]
+
+
+def _walk(key: str, root: str, skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Name and path of the files below `root` in a fixed order, without folders that are hidden or in `skip`."""
 
     def fail(error: OSError):
         raise ConfigError(key, error.filename, f"cannot be read: {error.strerror}") from error
 
-    for folder, folders, names in root.walk(on_error=fail):
+    for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
-        yield from (folder / name for name in sorted(names) if not name.startswith("."))
+        below = "" if folder == root else os.path.relpath(folder, root)
+        yield from ((os.path.join(below, n), os.path.join(folder, n)) for n in sorted(names) if not n.startswith("."))
 
 
-def _read(file: Path, *, skip_binary: bool) -> bytes | None:
-    """The text of a file, or None for a binary one that may be skipped. Raises ConfigError for what is not text."""
-    if not os.path.isfile(file):
-        raise ConfigError("data.path", file, "is not a regular file, or a link that leads nowhere")
-    try:
-        with file.open("rb") as stream:
-            if skip_binary and b"\0" in stream.read(BINARY_PROBE_BYTES):
-                return None
-            stream.seek(0)
-            content = stream.read()
-    except OSError as error:
-        raise ConfigError("data.path", file, f"cannot be read: {error.strerror}") from error
-    _require_text(file, content)
-    return content
-
-
-def _require_text(file: Path, content: bytes) -> None:
-    """Raises ConfigError unless `content` is UTF-8 without NUL, which separates documents."""
-    if (nul := content.find(0)) >= 0:
-        raise ConfigError("data.path", file, f"is not text: byte {nul} is NUL")
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
-        raise ConfigError("data.path", file, problem) from error
+def _described(key: str, named: Iterable[tuple[str, str]]) -> tuple[File, ...]:
+    """The files that are not empty."""
+    files = []
+    for name, path in named:
+        if not os.path.isfile(path):
+            raise ConfigError(key, path, "is not a regular file, or a link that leads nowhere")
+        status = os.stat(path)
+        if status.st_size:
+            files.append(File(name, path, status.st_size, status.st_mtime_ns))
+    return tuple(files)

@@ -59,7 +59,7 @@ def fingerprint(case: Case) -> str:
     """Of model, placement, mesh, batch, optimizer, flags, target and versions, this project's sources included."""
     config = dataclasses.replace(case.config, explain=False)
     fields = {**dataclasses.asdict(config), "run": None, "kind": type(config.model).__name__}
-    fields["data"] = config.data.document_mask
+    fields["data"] = config.data.arrays
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "optax", "equinox")}
     told = [fields, dataclasses.asdict(case.target), dict(case.options), versions, _sources()]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]

@@ -92,7 +92,7 @@ def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:
     return run
 
 
-def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: Array, frozen: Mask | None) -> PyTree:
+def _rebalanced(params: PyTree, counts: Int32[Array, "layers e"], rate: Array | float, frozen: Mask | None) -> PyTree:
     """Router biases moved, but for the frozen ones."""
     moved = _move_router_biases(params, counts, rate)
     if frozen is None:
@@ -130,7 +130,7 @@ def _gradients(
     return jax.lax.scan(add, (zeros, gradients), micro)[0]
 
 
-def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: Array) -> PyTree:
+def _move_router_biases(model: PyTree, counts: Int32[Array, "layers e"], rate: Array | float) -> PyTree:
     """Each router's bias one step towards an even load; `counts` are in the order of the layers."""
     load = counts.astype(jnp.float32)
     moves = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)

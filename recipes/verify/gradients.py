@@ -11,7 +11,7 @@ import optax
 from jaxtyping import PyTree
 
 from recipes.config import Config
-from recipes.data.batches import documents
+from recipes.data.sequences import segments
 from recipes.flags import compiler_options
 from recipes.placement.segments import replace_places, unplace
 from recipes.setup import Setup
@@ -146,8 +146,9 @@ def _batches(setup: Setup, steps: int) -> Iterator[Mapping[str, Any]]:
     for number in range(steps):
         draw = np.random.default_rng((setup.config.train.seed, number))
         tokens = draw.integers(0, vocabulary, abstract["tokens"].shape, np.int32)
-        batch: Any = {"tokens": tokens} | (documents(tokens) if "segment_ids" in abstract else {})
-        batch = jax.tree.map(jnp.asarray, batch)
+        learnt = draw.integers(0, 2, tokens.shape, np.int32)
+        possible: Any = {"tokens": tokens, **segments(tokens), "loss_mask": learnt}
+        batch: Any = {name: jnp.asarray(possible[name]) for name in abstract}
         yield batch if setup.mesh is None else constrain_batch(batch, setup.mesh)
 
 

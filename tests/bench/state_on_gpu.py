@@ -78,7 +78,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--model", default="llama3_1_8b")
     parser.add_argument("--layers", type=int, default=0, help="0: so many that the state takes 0.55 of the device")
     parser.add_argument("--steps", type=int, default=5)

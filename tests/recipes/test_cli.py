@@ -110,7 +110,6 @@ BAD = [
     ("placement.layers=[1]", ["placement.layers"]),
     ("placement.layers={0:{moe_gate:host}}", ["layer 0 has no tag moe_gate"]),
     ("placement.layers={0-1:{attn_query:host},1-2:{attn_query:remat}}", ["layer 1 is also named by 0-1"]),
-    ("placement.state.params=host", ["placement.state.params=host", "not supported yet"]),
     ("placement=blog_deepseek model=debug_llama", ["attn_query_latent", "no tag"]),
     ("data=text", ["data.path"]),
     ("data=text data.path=/nowhere/at/all", ["data.path=/nowhere/at/all"]),

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NoReturn, cast, get_args, get_type_hints
 
 import pytest
@@ -38,7 +38,10 @@ def no_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         raise AssertionError("the configuration was accepted")
 
     schema.register()
-    corpus = files.Files(contents={PurePath(name): b"tokens " * 1000 for name in "abcdefgh"})
+    texts = tmp_path_factory.mktemp("texts")
+    for name in "abcdefgh":
+        (texts / name).write_text("tokens " * 1000)
+    corpus = files.find("data.path", str(texts), "text")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # so that the launcher's own setting is undone afterwards

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recipes import Placement, StatePlacement
+from recipes import Placement
 from recipes.placement.layer_keys import layer_numbers
 from zoo.checks import ConfigError
 
@@ -117,14 +117,6 @@ def test_offload_is_answered_with_host(key: str, make: Any):
 def test_a_misspelt_place_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean device\?"):
         Placement(default="devise")
-
-
-@pytest.mark.parametrize("what", ["params", "master", "gradients", "optimizer"])
-def test_state_is_on_the_device(what: str):
-    assert getattr(StatePlacement(), what) == "device"
-    for place, problem in {"host": "not supported yet", "remat": "allowed: device, host"}.items():
-        with pytest.raises(ConfigError, match=rf"(?s)placement\.state\.{what}={place}: .*{problem}"):
-            StatePlacement(**{what: place})
 
 
 def test_presets_are_the_files_and_say_what_their_names_say():

@@ -2,31 +2,24 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from recipes.data.batches import Batches, documents, train_batches, validation_batches
+from recipes.data.batches import Batches, train_batches, validation_batches
 from recipes.data.config import DataConfig
-from recipes.data.sequences import Packed
-from recipes.data.source import Corpus
+from recipes.data.sequences import Packed, in_order, segments
+from tests.recipes.corpora import corpus, counting, documents
 from zoo.checks import ConfigError
 
 SYNTHETIC = DataConfig(source="synthetic", seed=5)
-
-
-def corpus(num_train: int, num_validation: int = 100) -> Corpus:
-    """A corpus whose tokens tell their place, up to 256."""
-    return Corpus(
-        train=np.arange(num_train).astype(np.uint8),
-        validation=np.arange(num_validation).astype(np.uint8),
-        num_train_documents=1,
-        num_validation_documents=1,
-    )
+KNOWN_ORDER = [7, 9, 6, 5, 2, 3, 10, 0, 8, 4, 1]
 
 
 def train(config: DataConfig = DataConfig(), num_tokens: int = 200, sequence_length: int = 7) -> Batches:
-    return train_batches(config, corpus(num_tokens), sequence_length=sequence_length, vocab_size=256)
+    data = corpus(counting(num_tokens), counting(100))
+    return train_batches(config, data, sequence_length=sequence_length, vocab_size=256)
 
 
 def validation(config: DataConfig = DataConfig(), sequence_length: int = 7) -> Batches:
-    return validation_batches(config, corpus(200), sequence_length=sequence_length, vocab_size=256)
+    data = corpus(counting(200), counting(100))
+    return validation_batches(config, data, sequence_length=sequence_length, vocab_size=256)
 
 
 @pytest.mark.parametrize("batches", [train(), validation(), train(SYNTHETIC), validation(SYNTHETIC)])
@@ -83,7 +76,8 @@ def test_synthetic_is_drawn_from_seed_and_position():
 
 
 def test_synthetic_stays_in_the_vocabulary():
-    tokens = train_batches(SYNTHETIC, corpus(0), sequence_length=100, vocab_size=3).batch(0, 10)["tokens"]
+    data = corpus(documents(), documents())
+    tokens = train_batches(SYNTHETIC, data, sequence_length=100, vocab_size=3).batch(0, 10)["tokens"]
     np.testing.assert_array_equal(np.unique(tokens), [0, 1, 2])
 
 
@@ -95,21 +89,41 @@ def test_synthetic_validation_is_another_stream():
 
 
 def test_documents_of_known_tokens():
-    tokens = np.array([[5, 0, 6, 7, 0, 0, 8], [0, 1, 2, 3, 4, 5, 0]], np.int32)
-    found = documents(tokens)
-    np.testing.assert_array_equal(found["segment_ids"], [[1, 1, 2, 2, 2, 3, 4], [1, 2, 2, 2, 2, 2, 2]])
-    np.testing.assert_array_equal(found["positions"], [[0, 1, 0, 1, 2, 0, 0], [0, 0, 1, 2, 3, 4, 5]])
+    """Boundaries are those of documents, whatever tokens these hold."""
+    packed = Packed(documents=documents([5], [6, 0], [0], [8, 9, 7]), sequence_length=6, seed=None)
+    found = packed.read(np.array([0]))
+    np.testing.assert_array_equal(found["tokens"], [[5, 0, 6, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(found["segment_ids"], [[1, 1, 2, 2, 2, 3, 3]])
+    np.testing.assert_array_equal(found["positions"], [[0, 1, 0, 1, 2, 0, 1]])
+    np.testing.assert_array_equal(found["loss_mask"], np.ones((1, 7)))
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size=3, max_size=20),
+    length=st.integers(1, 5),
+)
+def test_packed_sequences_are_cut_from_the_documents(texts, length):
+    packed = Packed(documents=documents(*texts), sequence_length=length, seed=None)
+    stream = np.array([token for text in texts for token in (*text, 0)])
+    found = packed.read(np.arange(packed.num_sequences))
+    assert packed.num_sequences == (len(stream) - 1) // length
+    for number, row in enumerate(found["tokens"]):
+        np.testing.assert_array_equal(row, stream[number * length : (number + 1) * length + 1])
+    expected = segments(found["tokens"])
+    assert {array.dtype for array in found.values()} == {np.dtype(np.int32)}
+    for name in ("segment_ids", "positions"):
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=4))
-def test_documents_count_separators_before_each_token(rows):
+def test_segments_count_separators_before_each_token(rows):
     tokens = np.array(rows, np.int32)
-    found = documents(tokens)
+    found = segments(tokens)
     assert found["segment_ids"].dtype == found["positions"].dtype == np.int32
-    for row, segments, positions in zip(rows, found["segment_ids"], found["positions"], strict=True):
+    for row, ids, positions in zip(rows, found["segment_ids"], found["positions"], strict=True):
         for index in range(len(row)):
             before = row[:index]
-            assert segments[index] == 1 + before.count(0)
+            assert ids[index] == 1 + before.count(0)
             assert positions[index] == (before[::-1].index(0) if 0 in before else index)
 
 
@@ -119,13 +133,16 @@ def test_document_mask_adds_documents(make):
     assert set(plain) == {"tokens"}
     assert set(masked) == {"tokens", "segment_ids", "positions"}
     np.testing.assert_array_equal(plain["tokens"], masked["tokens"])
-    np.testing.assert_array_equal(masked["segment_ids"], documents(masked["tokens"])["segment_ids"])
+    np.testing.assert_array_equal(masked["segment_ids"], np.ones((4, 8)))
 
 
-def test_batches_do_not_share_memory_with_the_corpus():
-    tokens = np.arange(50, dtype=np.uint8)
-    Batches(sequences=Packed(corpus=tokens, sequence_length=7, seed=None)).batch(0, 2)["tokens"][:] = 0
-    np.testing.assert_array_equal(tokens, np.arange(50))
+def test_long_epochs_are_permutations_too(monkeypatch):
+    """Above some size an epoch's order is computed place by place: by grain's rule, which no version may change."""
+    monkeypatch.setattr("recipes.data.sequences.DRAWN_WHOLE", 10)
+    orders = [in_order(np.arange(size) + size * epoch, size, 3).tolist() for size in (11, 100) for epoch in (0, 1)]
+    assert [sorted(order) for order in orders] == [list(range(11))] * 2 + [list(range(100))] * 2
+    assert orders[2] != orders[3]
+    assert orders[0] == KNOWN_ORDER
 
 
 def test_one_token_more_than_a_sequence_is_enough():
@@ -141,7 +158,7 @@ def test_one_token_more_than_a_sequence_is_enough():
 )
 def test_too_short_a_corpus_is_an_error(make, message):
     with pytest.raises(ConfigError, match=rf"train\.sequence_length=7: the {message}"):
-        make(DataConfig(), corpus(7, 7), sequence_length=7, vocab_size=256)
+        make(DataConfig(), corpus(counting(7), counting(7)), sequence_length=7, vocab_size=256)
 
 
 @pytest.mark.parametrize("config", [DataConfig(), SYNTHETIC])

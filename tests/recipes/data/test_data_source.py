@@ -2,14 +2,13 @@ import os
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from recipes.data import files
-from recipes.data.bytes import SEPARATOR
 from recipes.data.config import DataConfig
-from recipes.data.source import Corpus, load
+from recipes.data.source import Source, load
+from tests.recipes.corpora import split
 from zoo.checks import ConfigError
 
 
@@ -21,15 +20,8 @@ def write(root: Path, contents: dict[str, bytes]) -> str:
     return str(root)
 
 
-def read(path: str | Path, **fields) -> Corpus:
-    return load(DataConfig(source="text", path=str(path), **fields), 256)
-
-
-def split(tokens: np.ndarray) -> list[bytes]:
-    """The documents of one side; each must end with a separator."""
-    *documents, rest = tokens.tobytes().split(bytes([SEPARATOR]))
-    assert rest == b""
-    return documents
+def read(path: str | Path, **fields) -> Source:
+    return load(DataConfig(source="text", path=str(path), **fields), 256).sources[0]
 
 
 @pytest.fixture
@@ -41,14 +33,14 @@ def test_folder_keeps_every_document_once(folder):
     corpus = read(folder, validation_fraction=0.3)
     train, validation = split(corpus.train), split(corpus.validation)
     assert sorted(train + validation) == sorted(f"text {number}".encode() for number in range(40))
-    assert (len(train), len(validation)) == (corpus.num_train_documents, corpus.num_validation_documents)
+    assert (len(train), len(validation)) == (corpus.train.num_documents, corpus.validation.num_documents)
     assert 4 <= len(validation) <= 20
 
 
 def test_same_seed_same_corpus(folder):
     first, second = read(folder, seed=3), read(folder, seed=3)
-    np.testing.assert_array_equal(first.train, second.train)
-    np.testing.assert_array_equal(first.validation, second.validation)
+    assert split(first.train) == split(second.train)
+    assert split(first.validation) == split(second.validation)
 
 
 def test_seed_decides_order_and_split(folder):
@@ -75,7 +67,7 @@ def test_more_files_move_no_file_to_the_other_side(folder):
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_each_side_gets_a_file(folder, fraction):
     corpus = read(folder, validation_fraction=fraction)
-    assert min(corpus.num_train_documents, corpus.num_validation_documents) == 1
+    assert min(corpus.train.num_documents, corpus.validation.num_documents) == 1
 
 
 def test_single_file_gives_its_tail(tmp_path):
@@ -110,7 +102,7 @@ def test_folder_skips_hidden_and_binary_files(tmp_path):
     path = write(tmp_path, {**kept, ".hidden": b"h", ".git/config": b"g", "image.png": b"\x89PNG\0", "empty": b""})
     corpus = read(path)
     assert sorted(split(corpus.train) + split(corpus.validation)) == sorted(kept.values())
-    assert corpus.num_skipped_files == 1
+    assert corpus.told.num_skipped == 1
 
 
 @pytest.mark.parametrize(
@@ -148,32 +140,48 @@ def test_bytes_need_a_vocabulary_of_256(source):
 
 
 def test_stdlib_is_real_text():
-    corpus = load(DataConfig(), 256)
+    (corpus,) = load(DataConfig(), 256).sources
     assert len(corpus.train) > 5e6
     assert len(corpus.validation) > 1e5
-    assert corpus.train.dtype == corpus.validation.dtype == np.uint8
     train, validation = set(split(corpus.train)), set(split(corpus.validation))
     assert (Path(sysconfig.get_path("stdlib")) / "dataclasses.py").read_bytes() in train | validation
 
 
 def test_stdlib_train_and_validation_share_no_file():
-    corpus = load(DataConfig(), 256)
+    (corpus,) = load(DataConfig(), 256).sources
     train, validation = split(corpus.train), split(corpus.validation)
-    assert sorted(train + validation) == sorted(files.stdlib().contents.values())
-    assert (len(train), len(validation)) == (corpus.num_train_documents, corpus.num_validation_documents)
+    assert sorted(train + validation) == sorted(
+        content for file in files.stdlib().files if (content := Path(file.path).read_bytes())
+    )
+    assert (len(train), len(validation)) == (corpus.train.num_documents, corpus.validation.num_documents)
 
 
 def test_stdlib_leaves_out_packages_and_test_suites():
-    folders = {part for path in files.stdlib().contents for part in path.parts[:-1]}
+    folders = {part for file in files.stdlib().files for part in Path(file.name).parts[:-1]}
     assert folders.isdisjoint({"site-packages", "__pycache__", "test", "tests"})
     assert {"json", "asyncio"} <= folders
 
 
 def test_corpus_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
-        load(DataConfig(), 256).train[0] = 1
+        load(DataConfig(), 256).sources[0].train.store.tokens[0] = 1
 
 
 def test_synthetic_reads_nothing():
     corpus = load(DataConfig(source="synthetic"), 2)
-    assert len(corpus.train) == len(corpus.validation) == corpus.num_train_documents == 0
+    assert corpus.sources == ()
+    assert str(corpus) == "random tokens"
+
+
+def test_a_fingerprint_tells_whether_a_run_can_go_on(tmp_path):
+    def found(path: str, **fields) -> str:
+        return load(DataConfig(source="text", path=path, **fields), 256).fingerprint
+
+    texts = {name: name.encode() * 9 for name in "abcdef"}
+    before = found(write(tmp_path / "here", texts))
+    assert found(write(tmp_path / "there", texts)) == before
+    others = [found(str(tmp_path / "here"), seed=1), found(str(tmp_path / "here"), validation_fraction=0.5)]
+    others += [
+        found(write(tmp_path / "new", {**texts, **more})) for more in ({"a": b"A" * 9}, {"a": b"aa"}, {"g": b"g"})
+    ]
+    assert len({before, *others}) == 6

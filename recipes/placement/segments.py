@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from layers.nodes import map_nodes
 from layers.stack import Stack, unstack
 from layers.tag import fence
-from recipes.placement.hosted import at_hand, fetched, move, on_host, stack_on_host
+from recipes.placement.hosted import fetched, move, on_host, stack_on_host
 from recipes.placement.policy import policy
 from recipes.placement.state import StatePlacement
 from recipes.sharding.rules import at_use, constrain_hidden
@@ -85,11 +85,10 @@ def _scan(
 
 def _fetch(block: PyTree, source: tuple[Array | None, ...] | None) -> PyTree:
     """One layer's weights on the device."""
-    if source is None:
-        return at_hand(block)
     leaves, structure = jax.tree.flatten(block)
-    pairs = zip(source, leaves, strict=True)
-    return jax.tree.unflatten(structure, [move(b, "device") if a is None else fetched(a, b) for a, b in pairs])
+    sources = (None,) * len(leaves) if source is None else source
+    pairs = zip(sources, leaves, strict=True)
+    return jax.tree.unflatten(structure, [fetched(leaf if a is None else a, leaf) for a, leaf in pairs])
 
 
 def _interleave(*parts: Array) -> Array:

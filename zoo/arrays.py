@@ -53,6 +53,7 @@ class Writer:
         self._base, self._context = _base(folder, process), tensorstore.Context()
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
         self._open: dict[str, Any] = {}
+        self._writes: list[Any] = []
 
     def create(self, path: str, form: Form) -> None:
         """Makes an array, without values. `write` follows, of every part."""
@@ -68,16 +69,18 @@ class Writer:
         """Writes a part of an array: whole chunks."""
         if path not in self._open:
             self._open[path] = self._array(_spec(self._base, path))
-        self._open[path][index].write(part).result()
+        self._writes.append(self._open[path][index].write(part))
         self._pending_bytes += part.nbytes
         if self._pending_bytes >= CHUNK_BYTES:
             self.commit()
 
     def commit(self) -> None:
         """Puts on disk what was written."""
+        for write in self._writes:
+            write.result()
         self._transaction.commit_sync()
         self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
-        self._open = {}
+        self._open, self._writes = {}, []
 
     def _array(self, spec: Mapping[str, Any]) -> Any:
         return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()

@@ -30,7 +30,7 @@ class CheckpointSource:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self.config, self.layout = _read_config(folder / CONFIG)
+        self.config, self.layout = _model(folder)
         self._arrays = open_arrays(folder / WEIGHTS)
         specs = ((path, Spec(tuple(array.shape), array.dtype.numpy_dtype)) for path, array in self._arrays.items())
         self.specs: Mapping[str, Spec] = dict(specs)
@@ -88,22 +88,33 @@ def _pieces(source: Source, path: str, spec: Spec, step: int) -> Iterator[tuple[
         yield first, np.stack([next(rows) for _ in range(min(step, spec.shape[0] - first))])
 
 
-def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What `config.yaml` says. Raises ConfigError if it cannot be read or is of another format."""
     import yaml
 
+    path = folder / CONFIG
     try:
         fields = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError("checkpoint", path, f"cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError("checkpoint", path, f"cannot be read: {short(error)}") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else None
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if found != FORMAT:
         raise ConfigError("checkpoint", path, f"has format {found}, this version reads format {FORMAT}")
     if fields.get("family") not in FAMILIES:
         raise ConfigError("checkpoint", path, f"has no family {fields.get('family')}", allowed=FAMILIES)
-    config = from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
-    given = fields.get("huggingface")
+    return fields
+
+
+def model_config(fields: Mapping[str, Any]) -> ModelConfig:
+    """The model that `config.yaml` describes. Raises ConfigError if it describes none."""
+    return from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
+
+
+def _model(folder: Path) -> tuple[ModelConfig, Layout | None]:
+    fields = read_config(folder)
+    config, given = model_config(fields), fields.get("huggingface")
     if not isinstance(given, dict):
         return config, None
     return config, Layout(bool(given.get("fused_experts")), tuple(given.get("copies") or ()))

@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+NAME = "checkpoints"  # below `run.dir`
+VERSION = 1  # of what a checkpoint of training holds besides weights
 _UNFINISHED = ".unfinished"
 
 

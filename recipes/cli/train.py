@@ -24,9 +24,9 @@ def train(tree: DictConfig) -> int:
     from recipes.data.source import load
 
     config = read(tree)
-    require_extra("zoo-train", "train", "rich", "matplotlib")
+    require_extra("zoo-train", "train", "rich", "matplotlib", "orbax", "tensorstore")
     if config.train.init_from is not None:
-        require_extra("train.init_from", "hf", "orbax", "tensorstore", "safetensors")
+        require_extra("train.init_from", "hf", "safetensors")
     _require_folder(config.run.dir)
     corpus = load(config.data, config.model.vocab_size)
 

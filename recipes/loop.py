@@ -44,9 +44,9 @@ class Run(NamedTuple):
 def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
     """Trains as the configuration says, from the last checkpoint in `run.dir` on if there is one.
 
-    Returns the exit code. Writes `config.yaml`, `metrics.jsonl`, `loss.png` and checkpoints into `run.dir`. Raises ConfigError before anything
-    is written if the placement, a checkpoint or the weights of `train.init_from` do not fit the model or the data is
-    too short.
+    Returns the exit code. Writes `config.yaml`, `metrics.jsonl`, `loss.png` and checkpoints into `run.dir`. Raises
+    ConfigError before anything is written if the placement, a checkpoint or the weights of `train.init_from` do not fit
+    the model or the data is too short.
     """
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)

@@ -17,7 +17,7 @@ from zoo.checks import ConfigError
 CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
 _STATE = "state"  # where orbax has the arrays
 _ARRAY = "/zarr.json"
-_WRITING = {"create": True, "delete_existing": True, "store_data_equal_to_fill_value": True}
+_WRITING = {"create": True, "store_data_equal_to_fill_value": True}
 
 
 class Form(NamedTuple):

@@ -102,19 +102,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     found = fields.get("format") if isinstance(fields, dict) else None
     if found != FORMAT:
         raise ConfigError("checkpoint", path, f"has format {found}, this version reads format {FORMAT}")
-    if fields.get("family") not in FAMILIES:
+    if str(fields.get("family")) not in FAMILIES:
         raise ConfigError("checkpoint", path, f"has no family {fields.get('family')}", allowed=FAMILIES)
     return fields
 
 
-def model_config(fields: Mapping[str, Any]) -> ModelConfig:
-    """The model that `config.yaml` describes. Raises ConfigError if it describes none."""
-    return from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
+def model_config(folder: Path, fields: Mapping[str, Any]) -> ModelConfig:
+    """The model that the folder's `config.yaml` describes. Raises ConfigError if it describes none."""
+    given = fields.get("model")
+    try:
+        return from_fields(FAMILIES[fields["family"]], given if isinstance(given, Mapping) else {}, "model")
+    except ConfigError as error:
+        raise ConfigError("checkpoint", folder / CONFIG, f"describes no model: {short(error)}") from error
 
 
 def _model(folder: Path) -> tuple[ModelConfig, Layout | None]:
     fields = read_config(folder)
-    config, given = model_config(fields), fields.get("huggingface")
+    config, given = model_config(folder, fields), fields.get("huggingface")
     if not isinstance(given, dict):
         return config, None
     return config, Layout(bool(given.get("fused_experts")), tuple(given.get("copies") or ()))

@@ -83,7 +83,7 @@ def describe(found: Found, config: Config, resolved_config: str) -> str:
     changed = differences(found.config, yaml.safe_load(resolved_config))
     if changed:
         lines.append(f"other than before: {', '.join(changed)}")
-    was = (found.config.get("train") or {}).get("steps")
+    was = _section(found.config, "train").get("steps")
     if was != config.train.steps and config.optimizer.schedule != "constant":
         lines.append(f"train.steps was {was}: the learning rate now follows the new number, from here on")
     return "\n".join(lines)
@@ -93,7 +93,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two configurations and changes the numbers of a run: `data.seed=1 (was 0)`."""
     changed = []
     for section in ("model", "optimizer", "data", "train"):
-        old, new = _leaves(before.get(section) or {}), _leaves(now.get(section) or {})
+        old, new = _leaves(_section(before, section)), _leaves(_section(now, section))
         names = [
             name for name in [*new, *(n for n in old if n not in new)] if section != "train" or name not in _NO_NUMBERS
         ]
@@ -106,7 +106,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _require_model(folder: Path, fields: Mapping[str, Any], config: Config) -> None:
-    there, here = model_config(fields), config.model
+    there, here = model_config(folder, fields), config.model
     if type(there) is not type(here):
         problem = f"is of a {type(there).__name__}, model is a {type(here).__name__}"
         raise ConfigError("checkpoint", folder, problem, hint="choose another run.dir")
@@ -136,6 +136,11 @@ def _agree(steps: list[int]) -> None:
         last = multihost_utils.process_allgather(np.asarray([steps[-1] if steps else -1]))
         if (last != last[0]).any():
             raise ConfigError("run.dir", last.ravel().tolist(), "processes see different checkpoints: share the folder")
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -100,15 +100,20 @@ def join(folder: Path, processes: int) -> None:
 
 def description(dtypes: Mapping[str, Any]) -> dict[str, bytes]:
     """The files, by their place in a folder of arrays, from which orbax knows the tree that these are."""
-    import orbax.checkpoint.experimental.v1 as ocp
+    import orbax.checkpoint as ocp
 
-    context = ocp.Context()
     me = jax.process_index()  # alone, whatever other processes there are
-    context.multiprocessing.primary_host, context.multiprocessing.active_processes = me, {me}
-    with tempfile.TemporaryDirectory() as scratch:
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix="alone")
+    tree = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone)
+    options = ocp.CompositeOptions(multiprocessing_options=alone)
+    handler = ocp.CompositeCheckpointHandler(composite_options=options, state=tree)
+    leaves = ocp.args.PyTreeSave(_nested({path: np.zeros(1, dtype) for path, dtype in dtypes.items()}))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
+    ):
         made = Path(scratch) / "made"
-        with context:
-            ocp.save(str(made), _nested({path: np.zeros(1, dtype) for path, dtype in dtypes.items()}))
+        checkpointer.save(made, args=ocp.args.Composite(state=leaves))
         around = [file for file in made.iterdir() if file.is_file()]
         return {str(file.relative_to(made)): file.read_bytes() for file in [*around, made / _STATE / "_METADATA"]}
 

@@ -1,5 +1,6 @@
 """Which checkpoint a run goes on from, whether it may, and what is other than it was."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ def find(config: Config) -> Found | None:
     Raises ConfigError if there must be one and is none, or it is unreadable or of another model.
     """
     root, resume = Path(config.run.dir) / folders.NAME, config.train.resume
+    if root.exists() and not (root.is_dir() and os.access(root, os.W_OK | os.X_OK)):
+        raise ConfigError("run.dir", config.run.dir, f"{root} is not a folder that can be written")
     steps = folders.steps(root)
     _agree(steps)
     if resume == "never":
@@ -49,21 +52,11 @@ def find(config: Config) -> Found | None:
         return None
     folder = root / str(steps[-1])
     try:
-        fields = read_config(folder)
-        held = fields.get("training")
-        if (
-            not isinstance(held, dict)
-            or held.get("version") != folders.VERSION
-            or not isinstance(held.get("config"), dict)
-        ):
-            found = held.get("version") if isinstance(held, dict) else None
-            raise ConfigError(
-                "checkpoint", folder, f"has version {found} of training, this one reads {folders.VERSION}"
-            )
-        _require_model(folder, fields, config)
+        fields = _read(folder)
     except ConfigError as error:
         raise _offering(error, folder) from error
-    return Found(folder, steps[-1], held["config"])
+    _require_model(folder, fields, config)
+    return Found(folder, steps[-1], fields["training"]["config"])
 
 
 def resumed(found: Found, setup: Setup) -> TrainState:
@@ -103,6 +96,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if old.get(name) != new.get(name)
         ]
     return changed
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """`config.yaml` of a checkpoint of training; raises ConfigError if it is none of this version."""
+    fields = read_config(folder)
+    training = fields.get("training")
+    found = training if isinstance(training, dict) else {}
+    if found.get("version") != folders.VERSION or not isinstance(found.get("config"), dict):
+        problem = f"has version {found.get('version')} of training, this one reads {folders.VERSION}"
+        raise ConfigError("checkpoint", folder, problem)
+    return fields
 
 
 def _require_model(folder: Path, fields: Mapping[str, Any], config: Config) -> None:

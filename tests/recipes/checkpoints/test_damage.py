@@ -118,7 +118,7 @@ def test_the_damaged_leaf_is_named_and_the_checkpoint_before_offered(saved, tmp_
 
 OTHERS = {  # changes to config.yaml -> what the refusal says
     "format": (2, "has format 2, this version reads format 1"),
-    "family": ("DeepSeek", "no such field"),
+    "family": ("deepseek", r"config\.yaml: describes no model"),
     "training.version": (2, "has version 2 of training, this one reads 1"),
     "model.dim": (32, "is of another model: model.dim=32, here 16"),
     "model.rope.theta": (5.0, "is of another model: model.rope.theta=5.0, here 10000.0"),

@@ -2,8 +2,9 @@
 
 import json
 import os
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from recipes.listeners import Listener, Row
 from zoo.checks import ConfigError
@@ -20,7 +21,7 @@ class Record(Listener):
 
     def __init__(self, folder: str | None, resolved_config: str, step: int = 0):
         self._folder = None if folder is None else Path(folder)
-        self._log: TextIO | None = None
+        self._log: FileIO | None = None
         self._rows: list[dict[str, Any]] = []
         if self._folder is None:
             return
@@ -28,7 +29,7 @@ class Record(Listener):
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "config.yaml").write_text(resolved_config)
             self._rows = cut_back(self._folder / LOG, step)
-            self._log = (self._folder / LOG).open("a")
+            self._log = (self._folder / LOG).open("ab", buffering=0)
         except OSError as error:
             raise ConfigError("run.dir", folder, f"cannot be written: {error.strerror}", hint=error.filename) from error
 
@@ -48,10 +49,15 @@ class Record(Listener):
 
     def _write(self, row: Row) -> None:
         """One more line of `metrics.jsonl`."""
-        if self._log is not None:
-            self._rows.append(dict(row))
-            self._log.write(json.dumps(row) + "\n")
-            self._log.flush()
+        if self._log is None or self._folder is None:
+            return
+        self._rows.append(dict(row))
+        line = (json.dumps(row) + "\n").encode()
+        try:
+            while line:
+                line = line[self._log.write(line) :]
+        except OSError as error:  # which does not say where
+            raise OSError(error.errno, error.strerror, str(self._folder / LOG)) from error
 
     def plot(self, title: str) -> None:
         """Draws `loss.png`."""

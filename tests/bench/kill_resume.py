@@ -97,6 +97,7 @@ def kill_and_resume(root: Path, kills: int, seed: int = 0) -> str:
         half_written += any(checkpoints.glob("*.unfinished"))
         for step in folders.steps(checkpoints):
             arrays(checkpoints / str(step))
+        print(f"killed within step {rows(folder)[-1]['step'] if rows(folder) else 0}", flush=True)
     last = start(folder, steps)
     out, _ = last.communicate()
     assert last.returncode == 0, out

@@ -66,10 +66,10 @@ class Writer:
         self._open[path] = self._array({**_spec(self._base, path), "metadata": metadata, **_WRITING})
 
     def write(self, path: str, index: tuple[slice, ...], part: np.ndarray) -> None:
-        """Writes a part of an array: whole chunks."""
+        """Writes a part of an array: whole chunks. Until it is committed the values must not change."""
         if path not in self._open:
             self._open[path] = self._array(_spec(self._base, path))
-        self._writes.append(self._open[path][index].write(part))
+        self._writes.append(self._open[path][index].write(part, can_reference_source_data_indefinitely=True))
         self._pending_bytes += part.nbytes
         if self._pending_bytes >= CHUNK_BYTES:
             self.commit()

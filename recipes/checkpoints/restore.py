@@ -75,6 +75,7 @@ def _leaf(folder: Path, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapp
 
     sharding = plain.sharding or SingleDeviceSharding(jax.devices()[0])
     array = jax.make_array_from_callback(plain.shape, sharding, part, dtype=plain.dtype)
+    jax.block_until_ready(array)  # before the next leaf is read: transfers under way hold what they copy from
     return wrap(leaf, array) if is_key(leaf) else array
 
 

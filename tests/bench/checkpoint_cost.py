@@ -92,7 +92,9 @@ def measure_memory() -> None:
 
 
 def measure_restore(folder: str) -> None:
-    state = restore(Path(folder), setup(*LARGE.split()).abstract_state())
+    wanted = setup(*LARGE.split()).abstract_state()
+    print("before", memory("VmHWM"))
+    state = restore(Path(folder), wanted)
     jax.block_until_ready(state)
     print(memory("VmHWM"))
 

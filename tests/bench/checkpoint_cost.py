@@ -85,15 +85,16 @@ def measure_memory() -> None:
         print(f"state {size / MB:.0f} MB; resident after each save {[round(each / MB) for each in resident]} MB")
         print(f"off the third by at most {worst:.1%}")
         command = [sys.executable, "-m", "tests.bench.checkpoint_cost", "restore", f"{folder}/{SAVES}"]
-        peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+        before, peak = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
         print(
-            f"restoring peaks at {peak / MB:.0f} MB; 1.3 x the state + 300 MB is {(1.3 * size + 300 * MB) / MB:.0f} MB"
+            f"restoring: {before / MB:.0f} MB before, at most {peak / MB:.0f}; "
+            f"1.3 x the state + 300 MB: {1.3 * size / MB + 300:.0f} MB"
         )
 
 
 def measure_restore(folder: str) -> None:
     wanted = setup(*LARGE.split()).abstract_state()
-    print("before", memory("VmHWM"))
+    print(memory("VmHWM"))
     state = restore(Path(folder), wanted)
     jax.block_until_ready(state)
     print(memory("VmHWM"))

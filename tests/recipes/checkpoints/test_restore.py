@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
 import recipes
@@ -83,6 +84,15 @@ def test_its_weights_are_a_checkpoint_like_any_other_and_begin_a_run_anew(narrow
     same(dataclasses.replace(anew, opt_state=state.opt_state, step=state.step, cursor=state.cursor), state)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves((anew.step, anew.cursor, moments(anew))))
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(moments(state)))
+
+
+def test_orbax_reads_it(narrow):
+    run, folder, _ = narrow
+    held = arrays(restore(folder, run.abstract_state()))
+    for name in ("weights", "training"):
+        found = flat(ocp.load(str(folder / name)))
+        assert found.keys() == {path for where, path in held if where == name}
+        helpers.assert_bit_equal(found, {path: held[name, path] for path in found})
 
 
 def test_restored_to_pinned_host_memory_and_saved_from_there(narrow, tmp_path):

@@ -173,6 +173,8 @@ class RunConfig:
     def __post_init__(self):
         if not self.dir:
             raise ConfigError("run.dir", "", "must name a folder")
+        if "://" in self.dir:
+            raise ConfigError("run.dir", self.dir, "must be a folder of a mounted file system, not an address")
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         print(describe(found, config, resolved_config))
     record = Record(config.run.dir if jax.process_index() == 0 else None, resolved_config, int(state.step))
     checkpoints = Checkpoints(config, resolved_config)
-    checkpoints.begin(resumes=found is not None)
     listeners = Listeners([record, display(config.train.steps)])
     try:
+        checkpoints.begin(resumes=found is not None)
         with record, stoppable() as stop:
             parts = Run(setup, batches, Validation(setup, held_out), checkpoints, listeners, stop)
             state, code = _train(parts, state)

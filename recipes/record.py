@@ -1,6 +1,7 @@
 """What a run leaves in `run.dir`."""
 
 import json
+import math
 import os
 from io import FileIO
 from pathlib import Path
@@ -46,6 +47,16 @@ class Record(Listener):
 
     def validated(self, row: Row) -> None:
         self._write(row)
+        loss, (best, step) = row["validation_loss"], self.best or (math.inf, 0)
+        line = f"validation loss {loss:.4f} nats a token, perplexity {math.exp(min(loss, 700.0)):.3f}"
+        print(f"{line}; best {best:.4f} at step {step}" if best < loss else line)
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The lowest validation loss of the run, before it was resumed too, and its step; None if none was taken."""
+        return min(
+            ((row["validation_loss"], row["step"]) for row in self._rows if "validation_loss" in row), default=None
+        )
 
     def _write(self, row: Row) -> None:
         """One more line of `metrics.jsonl`."""

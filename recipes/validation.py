@@ -1,6 +1,5 @@
 """The loss on a fixed set of held-out batches."""
 
-import math
 from functools import partial
 
 import jax
@@ -33,5 +32,4 @@ class Validation:
         batches = (self._setup.batch(self._batches, number * size) for number in range(self._count))
         results = [self._loss(state.params, batch) for batch in batches]
         loss = float(sum(result.total for result in results) / sum(result.weight for result in results))
-        print(f"validation loss {loss:.4f} nats a token, perplexity {math.exp(min(loss, 700.0)):.3f}")
         return {"step": step, "validation_loss": loss}

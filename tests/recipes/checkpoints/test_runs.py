@@ -18,7 +18,7 @@ from recipes.checkpoints import folder as folders
 from recipes.checkpoints.save import NotSaved, Saver
 from recipes.config import TrainConfig
 from recipes.guards import Guards
-from recipes.record import cut_back
+from recipes.record import Record, cut_back
 from recipes.stopping import stoppable
 from tests.recipes.checkpoints.common import LLAMA, copied
 from tests.recipes.test_cli import zoo_train
@@ -166,6 +166,16 @@ def test_a_log_is_cut_back_to_a_step(tmp_path):
     assert str([json.loads(line) for line in log.read_text().splitlines()]) == str(whole)
     assert cut_back(log, 0) == []
     assert log.read_text() == ""
+
+
+def test_the_best_validation_loss_is_kept_when_a_run_goes_on(tmp_path, capsys):
+    for step, loss in ((3, 2.5), (6, 3.0)):
+        with Record(str(tmp_path), "", step - 1) as record:
+            record.validated({"step": step, "validation_loss": loss})
+    assert record.best == (2.5, 3)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("validation")]
+    assert said[0].endswith("perplexity 12.182")
+    assert said[1].endswith("; best 2.5000 at step 3")
 
 
 def test_guards_count_bad_steps_and_find_spikes(capsys):

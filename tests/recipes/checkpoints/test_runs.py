@@ -191,7 +191,7 @@ def test_guards_count_bad_steps_and_find_spikes(capsys):
     assert said[1].startswith("step 22: loss 1.0, gradient norm nan: no update; sequences 84 to 87")
     verdict = guards.verdict(looked[-1])
     assert verdict is not None
-    assert "the 2th bad one in a row" in verdict
+    assert "at step 25, bad steps in a row: 2; " in verdict
     guards.look({"step": 26, "loss": 1.0, "grad_norm": 1.0, "cursor": 100})
     assert guards.verdict(looked[0]) is None
 

@@ -39,7 +39,7 @@ help: ## say what there is
 
 train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds; ARGS="train.steps=50 placement=host"
 	$(SYNC) --extra train
-	.venv/bin/zoo-train experiment=debug_deepseek $(ARGS)
+	.venv/bin/zoo-train experiment=debug_deepseek $(or $(ARGS),run.dir=runs/debug_deepseek)
 
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)

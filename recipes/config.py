@@ -45,6 +45,11 @@ class TrainConfig:
       `recipes.make_train_step`.
     - `wide_gradients`: see `recipes.make_train_step`; with `float32` they are that already.
     - `init_from`: a checkpoint or a Hugging Face folder whose weights training starts from; null: drawn from `seed`.
+    - `resume`: what a run does where `run.dir` holds checkpoints already: `auto` goes on from the last if there is one,
+      `must` ends if there is none, `never` sets them aside and begins anew. `allow_cast`: a checkpoint's arrays may be
+      of other dtypes than the run's.
+    - `checkpoint_every`: steps from one checkpoint to the next; there is one at the end, on Ctrl-C and on SIGTERM too;
+      0 for none at all. Kept are the last `keep_last`, and all whose step is a multiple of `keep_every` (0: no others).
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
     - `distributed`: the other processes of the run: `auto` asks JAX's launcher variables, SLURM, Open MPI and TPU pods;
       a map says it; null is one process.
@@ -70,6 +75,11 @@ class TrainConfig:
     router_bias_rate: float = 1e-3
     wide_gradients: bool = False
     init_from: str | None = None
+    resume: str = "auto"
+    allow_cast: bool = False
+    checkpoint_every: int = 100
+    keep_last: int = 2
+    keep_every: int = 0
     freeze: tuple[str, ...] = ()
     distributed: Distributed | str | None = "auto"
     max_bad_steps: int = 10
@@ -86,7 +96,9 @@ class TrainConfig:
         require_choice("train.dtype", self.dtype, ("float32", "bfloat16"))
         require_not_negative("train", self, "balance_loss", "z_loss", "mtp_loss", "router_bias_rate", "seed")
         require_not_negative("train", self, "validate_every", "validation_batches", "sample_tokens")
-        require_positive("train", self, "max_bad_steps", "spike_factor")
+        require_positive("train", self, "max_bad_steps", "spike_factor", "keep_last")
+        require_not_negative("train", self, "checkpoint_every", "keep_every")
+        require_choice("train.resume", self.resume, ("auto", "must", "never"))
         if self.stall_factor is not None and self.stall_factor <= 1:
             raise ConfigError("train.stall_factor", self.stall_factor, "must be above one, or null")
         require_at_most(INT32_MAX, "train", self, "steps", "batch_size", "sequence_length")
@@ -171,6 +183,8 @@ class RunConfig:
     def __post_init__(self):
         if not self.dir:
             raise ConfigError("run.dir", "", "must name a folder")
+        if "://" in self.dir:
+            raise ConfigError("run.dir", self.dir, "must be a folder of a mounted file system, not an address")
 
 
 @dataclass(frozen=True)

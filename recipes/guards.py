@@ -41,7 +41,7 @@ class Guards:
             return None
         rate = row.get("learning_rate", math.nan)
         return (
-            f"loss {row['loss']} at step {row['step']}, the {self._bad_in_a_row}th bad one in a row: "
+            f"loss {row['loss']} at step {row['step']}, bad steps in a row: {self._bad_in_a_row}; "
             f"learning rate {rate:.2e}, gradient norm {row['grad_norm']:.3g}\n"
             "try a lower optimizer.learning_rate, a longer optimizer.warmup_fraction, a smaller optimizer.clip_norm, "
             "or train.dtype=float32"

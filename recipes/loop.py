@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from recipes.checkpoints.resume import describe, find, resumed
+from recipes.checkpoints.run import Checkpoints
+from recipes.checkpoints.save import NotSaved
 from recipes.config import Config
 from recipes.data.batches import Batches, train_batches, validation_batches
 from recipes.data.source import Corpus
@@ -35,37 +38,52 @@ class Run(NamedTuple):
     setup: Setup
     batches: Batches
     validation: Validation
+    checkpoints: Checkpoints
     listeners: Listeners
     stop: Stop
 
 
 def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
-    """Trains as the configuration says and returns the exit code.
+    """Trains as the configuration says, from the last checkpoint in `run.dir` on if there is one.
 
-    Writes `config.yaml`, `metrics.jsonl`, events and `metrics.png` into `run.dir`. Raises ConfigError before anything
-    is written if the placement or the weights of `train.init_from` do not fit the model or the data is too short.
+    Returns the exit code. Writes `config.yaml`, `metrics.jsonl`, `metrics.png`, events and checkpoints into `run.dir`.
+    Raises ConfigError before anything is written if the placement, a checkpoint or the weights of `train.init_from` do
+    not fit the model or the data is too short.
     """
     sizes = {"sequence_length": config.train.sequence_length, "vocab_size": config.model.vocab_size}
     batches = train_batches(config.data, corpus, **sizes)
     held_out = validation_batches(config.data, corpus, **sizes)
-    source, setup = open_weights(config), Setup(config)
+    found = find(config)
+    if found is not None and found.step >= config.train.steps:
+        print(f"done already: {found.folder}, of train.steps={config.train.steps}; a larger number goes on from there")
+        return DONE
+    source, setup = open_weights(config) if found is None else None, Setup(config)
     announce(setup, corpus, batches)
     if not may_start(setup):
         return FAILED
+    if found is None:
+        state = setup.drawn_state() if source is None else setup.loaded_state(source)
+    else:
+        state = resumed(found, setup)
+        print(describe(found, config, resolved_config, corpus.fingerprint))
     folder = config.run.dir if jax.process_index() == 0 else None
-    record, watching = Record(folder, resolved_config), Watching(config, folder, resolved_config)
-    state = setup.drawn_state() if source is None else setup.loaded_state(source)
+    record, watching = Record(folder, resolved_config, int(state.step)), Watching(config, folder, resolved_config)
+    checkpoints = Checkpoints(config, resolved_config, corpus)
     listeners = Listeners([watching, record, display(config.train.steps)])
-    with record, stoppable() as stop:
-        step = _compiled(setup, state, setup.batch(batches, int(state.cursor)))
-        if isinstance(step, str):
-            print(step)
-            return FAILED
-        state, code = _steps(Run(setup, batches, Validation(setup, held_out), listeners, stop), step, state)
-        if code == DONE:
-            _show_sample(setup, state, held_out, corpus.codec)
-        watching.report()
-    return code
+    try:
+        checkpoints.begin(resumes=found is not None)
+        with record, stoppable() as stop:
+            parts = Run(setup, batches, Validation(setup, held_out), checkpoints, listeners, stop)
+            state, code = _train(parts, state)
+            if code == DONE:
+                _show_sample(setup, state, held_out, corpus.codec)
+            watching.report()
+            return code
+    except NotSaved as error:
+        print(error)
+    except OSError as error:
+        print(f"{error.filename or config.run.dir} cannot be written: {error.strerror}")
+    return FAILED
 
 
 def _compiled(setup: Setup, state: TrainState, batch: Any) -> Callable | str:
@@ -77,39 +95,51 @@ def _compiled(setup: Setup, state: TrainState, batch: Any) -> Callable | str:
         return problem or traced.lower().compile()
 
 
-def _steps(run: Run, step: Callable, state: TrainState) -> tuple[TrainState, int]:
-    """Runs all steps that are left; the second result is the exit code."""
-    train, guards, code = run.setup.config.train, Guards(run.setup.config.train), FAILED
-    done, cursor = int(state.step), int(state.cursor)
-    run.listeners.begins(done)
+def _train(run: Run, state: TrainState) -> tuple[TrainState, int]:
+    """Compiles the step and runs all that are left; the second result is the exit code."""
+    step = _compiled(run.setup, state, run.setup.batch(run.batches, int(state.cursor)))
+    if isinstance(step, str):
+        print(step)
+        return state, FAILED
+    code = FAILED
+    run.listeners.begins(int(state.step))
     try:
-        batch = run.setup.batch(run.batches, cursor)
-        while done < train.steps and run.stop.signal is None:
-            run.listeners.starts(done + 1)
-            start = time.perf_counter()
-            state, device_metrics = step(state, batch)
-            batch = run.setup.batch(run.batches, cursor + train.batch_size)  # while the device is busy
-            metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
-            seconds = time.perf_counter() - start
-            speed = {
-                "tokens_per_s": train.batch_size * train.sequence_length / seconds,
-                "step_s": seconds,
-                **device_memory(),
-            }
-            row = guards.look({"step": done + 1, **metrics, **speed, "cursor": cursor})
-            run.listeners.step(row)
-            done, cursor = done + 1, cursor + train.batch_size
-            if (verdict := guards.verdict(row)) is not None:
-                print(verdict)
-                return state, code
-            if run.validation.due(done):
-                run.listeners.validated(run.validation.row(state, done))
-        code = DONE if done == train.steps else run.stop.code
-        if code != DONE:
-            print(f"stopped after {done} steps")
-        return state, code
+        left = run.setup.config.train.steps - int(state.step)
+        with run.setup.feed(run.batches, int(state.cursor), left) as fed:
+            state, code = _steps(run, step, state, fed)
+        run.checkpoints.wait()
     finally:
         run.listeners.ends(code)
+    return state, code
+
+
+def _steps(run: Run, step: Callable, state: TrainState, fed: Iterator[Any]) -> tuple[TrainState, int]:
+    train, guards = run.setup.config.train, Guards(run.setup.config.train)
+    done, cursor = int(state.step), int(state.cursor)
+    batch, stops = next(fed), False
+    while done < train.steps and not stops:
+        run.listeners.starts(done + 1)
+        start = time.perf_counter()
+        state, device_metrics = step(state, batch)
+        batch = next(fed, batch)  # while the device is busy
+        metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+        seconds = time.perf_counter() - start
+        speed = {"tokens_per_s": train.batch_size * train.sequence_length / seconds, "step_s": seconds}
+        row = guards.look({"step": done + 1, **metrics, **speed, **device_memory(), "cursor": cursor})
+        run.listeners.step(row)
+        done, cursor = done + 1, cursor + train.batch_size
+        if (verdict := guards.verdict(row)) is not None:
+            print(verdict)
+            return state, FAILED
+        if run.validation.due(done):
+            run.listeners.validated(run.validation.row(state, done))
+        stops = run.stop.asked(done)
+        if run.checkpoints.due(done, ends=stops or done == train.steps):
+            run.listeners.saved(done, str(run.checkpoints.save(state, done)))
+    if done < train.steps:
+        print(f"stopped after {done} steps")
+        return state, run.stop.code
+    return state, DONE
 
 
 def _show_sample(setup: Setup, state: TrainState, batches: Batches, codec: Codec) -> None:

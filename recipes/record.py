@@ -1,9 +1,10 @@
 """What a run leaves in `run.dir`."""
 
 import json
+import math
 import os
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from recipes.listeners import Listener, Row
 from zoo.checks import ConfigError
@@ -14,20 +15,23 @@ LOG = "metrics.jsonl"
 class Record(Listener):
     """Writes `config.yaml` and `metrics.jsonl` into a folder that it makes; without a folder, nothing.
 
-    A log that is there already is cut back to `step`, so that no step stands twice. A context manager. Raises
+    A log that is there already is cut back to `step`, so that no step stands twice. `best` is the lowest validation
+    loss of the run, before it was resumed too, and its step; None if none was taken. A context manager. Raises
     ConfigError if the folder or a file cannot be made.
     """
 
+    best: tuple[float, float] | None = None
+
     def __init__(self, folder: str | None, resolved_config: str, step: int = 0):
         self._folder = None if folder is None else Path(folder)
-        self._log: TextIO | None = None
+        self._log: FileIO | None = None
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "config.yaml").write_text(resolved_config)
-            cut_back(self._folder / LOG, step)
-            self._log = (self._folder / LOG).open("a")
+            self.best = _best(cut_back(self._folder / LOG, step))
+            self._log = (self._folder / LOG).open("ab", buffering=0)
         except OSError as error:
             raise ConfigError("run.dir", folder, f"cannot be written: {error.strerror}", hint=error.filename) from error
 
@@ -44,18 +48,31 @@ class Record(Listener):
 
     def validated(self, row: Row) -> None:
         self._write(row)
+        loss, (best, step) = row["validation_loss"], self.best or (math.inf, 0)
+        line = f"validation loss {loss:.4f} nats a token, perplexity {math.exp(min(loss, 700.0)):.3f}"
+        print(f"{line}; best {best:.4f} at step {step}" if best < loss else line)
+        self.best = min((best, step), (loss, row["step"]))
 
     def _write(self, row: Row) -> None:
         """One more line of `metrics.jsonl`."""
-        if self._log is not None:
-            self._log.write(json.dumps(row) + "\n")
-            self._log.flush()
+        if self._log is None or self._folder is None:
+            return
+        line = (json.dumps(row) + "\n").encode()
+        try:
+            while line:
+                line = line[self._log.write(line) :]
+        except OSError as error:  # which does not say where
+            raise OSError(error.errno, error.strerror, str(self._folder / LOG)) from error
 
 
-def cut_back(log: Path, step: int) -> None:
-    """Takes out of a log what follows a step, or was torn as it was written."""
+def _best(rows: list[Row]) -> tuple[float, float] | None:
+    return min(((row["validation_loss"], row["step"]) for row in rows if "validation_loss" in row), default=None)
+
+
+def cut_back(log: Path, step: int) -> list[Row]:
+    """Takes out of a log what follows a step, or was torn as it was written; returns the rows that it keeps."""
     if not log.exists():
-        return
+        return []
     rows = []
     for line in log.read_text().splitlines():
         try:
@@ -67,3 +84,4 @@ def cut_back(log: Path, step: int) -> None:
     partial = log.with_name(f".{log.name}")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.replace(partial, log)
+    return rows

@@ -1,13 +1,10 @@
 """The loss on a fixed set of held-out batches."""
 
-import math
-from functools import partial
-
 import jax
 
 from recipes.data.batches import Batches
+from recipes.evaluation import evaluated
 from recipes.setup import Setup
-from recipes.step.loss import next_token_loss
 from recipes.step.state import TrainState
 
 
@@ -19,7 +16,7 @@ class Validation:
         self._setup, self._batches, self._count = setup, batches, train.validation_batches
         if batches.num_sequences is not None:
             self._count = min(self._count, -(-batches.num_sequences // train.batch_size))
-        self._loss = jax.jit(partial(next_token_loss, mtp=0.0))
+        self._loss = jax.jit(evaluated)
 
     def due(self, step: int) -> bool:
         """Whether to validate after this step: every `train.validate_every` steps, and after the last."""
@@ -33,5 +30,4 @@ class Validation:
         batches = (self._setup.batch(self._batches, number * size) for number in range(self._count))
         results = [self._loss(state.params, batch) for batch in batches]
         loss = float(sum(result.total for result in results) / sum(result.weight for result in results))
-        print(f"validation loss {loss:.4f} nats a token, perplexity {math.exp(min(loss, 700.0)):.3f}")
         return {"step": step, "validation_loss": loss}

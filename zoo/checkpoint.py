@@ -1,8 +1,8 @@
 """This project's checkpoint: a folder with `config.yaml` and an orbax checkpoint of the canonical tree.
 
-One array a leaf and layer, whatever the segments, placement or mesh of the run that reads or writes it. Orbax makes the
-tree and reads it like any other; its arrays are those of tensorstore (zarr3 in OCDBT), which are written and read here
-piece by piece, so that no leaf has to fit into memory twice, each with a checksum.
+One array a leaf and layer, whatever the segments, placement or mesh of the run that reads or writes it; written and
+read piece by piece (`zoo.arrays`), so that no leaf has to fit into memory twice. A checkpoint of training has more
+beside it (`recipes.checkpoints`).
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Form, Writer, describe, description, open_arrays, read, short
 from zoo.checks import ConfigError, from_fields
 from zoo.models import abstract
 from zoo.paths import flat
@@ -22,8 +23,6 @@ from zoo.tensors import Spec
 
 CONFIG, WEIGHTS, BESIDE = "config.yaml", "weights", "huggingface"
 FORMAT = 1
-CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
-ARRAY = "/zarr.json"
 
 
 class CheckpointSource:
@@ -31,8 +30,8 @@ class CheckpointSource:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self.config, self.layout = _read_config(folder / CONFIG)
-        self._arrays = _open_arrays(folder / WEIGHTS)
+        self.config, self.layout = _model(folder)
+        self._arrays = open_arrays(folder / WEIGHTS)
         specs = ((path, Spec(tuple(array.shape), array.dtype.numpy_dtype)) for path, array in self._arrays.items())
         self.specs: Mapping[str, Spec] = dict(specs)
         _compare(self.config, self.specs, folder)
@@ -48,72 +47,34 @@ class CheckpointSource:
             yield from self._read(path, slice(first, min(first + step, self.specs[path].shape[0])))
 
     def _read(self, path: str, part: slice) -> np.ndarray:
-        try:
-            return self._arrays[path][part].read().result()
-        except ValueError as error:  # tensorstore's checks of integrity
-            raise ConfigError(
-                "checkpoint", self._folder / WEIGHTS, f"{path} cannot be read: {_short(error)}"
-            ) from error
+        return read(self._folder / WEIGHTS, path, self._arrays[path], part)
 
 
 def write(folder: Path, source: Source) -> None:
     """Writes the weights piece by piece; an array with a dim of experts is never in memory as a whole."""
-    import orbax.checkpoint.experimental.v1 as ocp
-    import yaml
-
-    weights = folder.absolute() / WEIGHTS
-    ocp.save(str(weights), _nested({path: np.zeros(1, spec.dtype) for path, spec in source.specs.items()}))
-    _Writer(weights).write(source)
+    writer = Writer(folder / WEIGHTS)
+    for path, spec in source.specs.items():
+        form = Form.of(spec.shape, spec.dtype)
+        writer.create(path, form)
+        for first, piece in _pieces(source, path, spec, form.chunk[0]):
+            writer.write(path, (slice(first, first + len(piece)),), piece)
+    writer.commit()
+    describe(folder / WEIGHTS, description({path: spec.dtype for path, spec in source.specs.items()}))
     if source.files:
         (folder / BESIDE).mkdir()
     for name, file in source.files.items():
         shutil.copyfile(file, folder / BESIDE / name)
-    family = family_of(source.config)
-    fields: dict[str, Any] = {"format": FORMAT, "family": family, "model": dataclasses.asdict(source.config)}
-    if source.layout is not None:
-        fields["huggingface"] = {**source.layout._asdict(), "copies": list(source.layout.copies)}
-    (folder / CONFIG).write_text(yaml.safe_dump(fields, sort_keys=False))
+    write_config(folder, source.config, source.layout)
 
 
-class _Writer:
-    """Puts arrays in the place of those that orbax made, in transactions of about `CHUNK_BYTES`."""
+def write_config(folder: Path, config: ModelConfig, layout: Layout | None = None, **more: Any) -> None:
+    """Writes `config.yaml`: the format, the model, how Hugging Face had it, and what else there is to say."""
+    import yaml
 
-    def __init__(self, weights: Path):
-        import tensorstore
-
-        self._tensorstore: Any = tensorstore
-        self._base, self._context = _base(weights), tensorstore.Context()
-        self._transaction = tensorstore.Transaction()
-        self._pending_bytes = 0
-
-    def write(self, source: Source) -> None:
-        for path, spec in source.specs.items():
-            step = max(1, CHUNK_BYTES * spec.shape[0] // max(1, spec.num_bytes))
-            array = self._create(path, spec, min(step, spec.shape[0]))
-            for first, piece in _pieces(source, path, spec, step):
-                array[first : first + len(piece)].write(piece).result()
-                self._pending_bytes += piece.nbytes
-                if self._pending_bytes >= CHUNK_BYTES:
-                    array = self._commit(path)
-        self._transaction.commit_sync()
-
-    def _commit(self, path: str) -> Any:
-        self._transaction.commit_sync()
-        self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
-        return self._tensorstore.open(
-            _spec(self._base, path), transaction=self._transaction, context=self._context
-        ).result()
-
-    def _create(self, path: str, spec: Spec, step: int) -> Any:
-        metadata = {
-            "shape": list(spec.shape),
-            "data_type": str(spec.dtype),
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [step, *spec.shape[1:]]}},
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        }
-        how = {"create": True, "delete_existing": True, "store_data_equal_to_fill_value": True}
-        made = {**_spec(self._base, path), "metadata": metadata, **how}
-        return self._tensorstore.open(made, transaction=self._transaction, context=self._context).result()
+    fields: dict[str, Any] = {"format": FORMAT, "family": family_of(config), "model": dataclasses.asdict(config)}
+    if layout is not None:
+        fields["huggingface"] = {**layout._asdict(), "copies": list(layout.copies)}
+    (folder / CONFIG).write_text(yaml.safe_dump(fields | more, sort_keys=False))
 
 
 def _pieces(source: Source, path: str, spec: Spec, step: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -127,44 +88,37 @@ def _pieces(source: Source, path: str, spec: Spec, step: int) -> Iterator[tuple[
         yield first, np.stack([next(rows) for _ in range(min(step, spec.shape[0] - first))])
 
 
-def _base(weights: Path) -> dict[str, Any]:
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{weights.absolute()}/state/"}}
-
-
-def _spec(base: Mapping[str, Any], path: str) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {**base, "path": f"{path}/"}}
-
-
-def _open_arrays(weights: Path) -> dict[str, Any]:
-    """The arrays by path, not read yet."""
-    import tensorstore
-
-    base, context = _base(weights), tensorstore.Context()
-    try:
-        keys = [key.decode() for key in tensorstore.KvStore.open(base, context=context).result().list().result()]
-        paths = [key.removesuffix(ARRAY) for key in keys if key.endswith(ARRAY)]
-        opened = [tensorstore.open(_spec(base, path), read=True, context=context) for path in paths]
-        return {path: array.result() for path, array in zip(paths, opened, strict=True)}
-    except ValueError as error:
-        raise ConfigError("checkpoint", weights, f"cannot be read: {_short(error)}") from error
-
-
-def _read_config(path: Path) -> tuple[ModelConfig, Layout | None]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What `config.yaml` says. Raises ConfigError if it cannot be read or is of another format."""
     import yaml
 
+    path = folder / CONFIG
     try:
         fields = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError("checkpoint", path, f"cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError("checkpoint", path, f"cannot be read: {_short(error)}") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else None
+        raise ConfigError("checkpoint", path, f"cannot be read: {short(error)}") from error
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if found != FORMAT:
         raise ConfigError("checkpoint", path, f"has format {found}, this version reads format {FORMAT}")
-    if fields.get("family") not in FAMILIES:
+    if str(fields.get("family")) not in FAMILIES:
         raise ConfigError("checkpoint", path, f"has no family {fields.get('family')}", allowed=FAMILIES)
-    config = from_fields(FAMILIES[fields["family"]], fields.get("model") or {}, "model")
-    given = fields.get("huggingface")
+    return fields
+
+
+def model_config(folder: Path, fields: Mapping[str, Any]) -> ModelConfig:
+    """The model that the folder's `config.yaml` describes. Raises ConfigError if it describes none."""
+    given = fields.get("model")
+    try:
+        return from_fields(FAMILIES[fields["family"]], given if isinstance(given, Mapping) else {}, "model")
+    except ConfigError as error:
+        raise ConfigError("checkpoint", folder / CONFIG, f"describes no model: {short(error)}") from error
+
+
+def _model(folder: Path) -> tuple[ModelConfig, Layout | None]:
+    fields = read_config(folder)
+    config, given = model_config(folder, fields), fields.get("huggingface")
     if not isinstance(given, dict):
         return config, None
     return config, Layout(bool(given.get("fused_experts")), tuple(given.get("copies") or ()))
@@ -180,19 +134,3 @@ def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> No
         if specs[path].shape != wanted[path]:
             problem = f"{path} has shape {list(specs[path].shape)}, the model needs {list(wanted[path])}"
             raise ConfigError("checkpoint", folder, problem)
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
-
-
-def _short(error: BaseException) -> str:
-    """The first line, without tensorstore's list of settings."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" [")[0]

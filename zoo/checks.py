@@ -30,6 +30,12 @@ class ConfigError(ValueError):
             lines.append(hint)
         super().__init__("\n".join(lines))
 
+    def with_hint(self, hint: str) -> "ConfigError":
+        """The same error with another line."""
+        error = ConfigError("", "", "")
+        error.args = (f"{self}\n{hint}",)
+        return error
+
 
 def require_positive(prefix: str, config: Any, *names: str) -> None:
     """Raises ConfigError unless each named field is above zero."""

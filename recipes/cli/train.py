@@ -1,12 +1,15 @@
 """`zoo-train`: trains a model under a placement."""
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.cli.again import as_before, heading
 from recipes.cli.launch import launch
 from recipes.cli.runtime import prepare_jax, require_extra
 from recipes.processes import launcher, run_joined
@@ -16,6 +19,7 @@ from zoo.checks import ConfigError
 
 def main() -> None:
     """Entry point of `zoo-train`."""
+    sys.argv[1:] = as_before(sys.argv[1:])  # Hydra reads them there
     launch("zoo-train", train)
 
 
@@ -24,9 +28,9 @@ def train(tree: DictConfig) -> int:
     from recipes.data.source import load, with_tokenizer_of
 
     config = read(tree)
-    require_extra("zoo-train", "train", "rich", "matplotlib")
+    require_extra("zoo-train", "train", "rich", "matplotlib", "orbax", "tensorstore")
     if config.train.init_from is not None:
-        require_extra("train.init_from", "hf", "orbax", "tensorstore", "safetensors")
+        require_extra("train.init_from", "hf", "safetensors")
     if config.data.needs:
         require_extra("data", "train", *config.data.needs)
     _require_folder(config.run.dir)
@@ -34,7 +38,8 @@ def train(tree: DictConfig) -> int:
 
     prepare_jax(config.run.compile_cache)
     others = launcher(config.train.distributed)
-    job = partial(_run, config, corpus, OmegaConf.to_yaml(tree, resolve=True))
+    resolved = heading(HydraConfig.get().overrides.task) + OmegaConf.to_yaml(tree, resolve=True)
+    job = partial(_run, config, corpus, resolved)
     return job() if others is None else run_joined("zoo-train", others, config.mesh.num_devices, job)
 
 

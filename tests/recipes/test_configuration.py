@@ -92,6 +92,10 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "train.distributed={coordinator:host}": "distributed.coordinator=host: must be of the form HOST:PORT",
     "train.distributed={processes:2,index:2}": "train.distributed.index=2: must be from 0 to 1",
     "train.distributed={proceses:2}": "did you mean processes?",
+    "train.resume=allways": "train.resume=allways: is not one of the allowed words",
+    "train.resume=must run.dir=nowhere": "train.resume=must: nowhere/checkpoints holds no checkpoint",
+    "run.dir=gs://bucket/run": "run.dir=gs://bucket/run: must be a folder of a mounted file system",
+    "train.keep_last=0": "train.keep_last=0: must be above zero",
     "train.distributed=slurm": "train.distributed=slurm: is not one of the allowed words",
     "mesh.fdsp=2": "did you mean fsdp?",
     "train.seed=4294967296": "train.seed=4294967296: must be at most 4294967295",
@@ -138,6 +142,7 @@ NOT_A = {  # what a key of this type does not take
     str: ["[a]", "{a:1}", "null", "${nothing}", "${oc.env:ZOO_NO_SUCH_VARIABLE}"],
 }
 MAY_BE_ZERO = "num_dense_layers num_shared_experts num_mtp_layers seed validation_batches sample_tokens".split()
+MAY_BE_ZERO += "checkpoint_every keep_every validate_every".split()
 NO_PLACES = "off on no yes none true false null 3 offload cpu Host devise [host] {a:host}".split()
 NO_LAYERS = "first -1 1- 1+ + 1--2 1.5 true a-b LAST last-0 0-1-2 4 0+9 0-99 5-2 3-0 3-last-3".split()
 BROKEN = "KEY KEY=[1 KEY=[1, KEY={a KEY={a: KEY=( KEY='a KEY=\"a KEY=${ KEY=] KEY=} KEY=f(1) KEY=int(a) KEY=1,2".split()

@@ -16,6 +16,7 @@ from tests.recipes.common import QUICK
 
 STEPS = 4
 SIZES = ["train.batch_size=4", "optimizer.schedule=constant", "mesh.fsdp=2", "data=synthetic", "train.steps=1000000"]
+SIZES += ["train.checkpoint_every=0"]  # each has a folder of its own, to show that the second writes nothing
 
 
 def start(folder: Path, devices: int, *overrides: str) -> subprocess.Popen:

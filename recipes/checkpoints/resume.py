@@ -1,0 +1,158 @@
+"""Which checkpoint a run goes on from, whether it may, and what is other than it was."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import yaml
+
+from recipes.checkpoints import folder as folders
+from recipes.checkpoints.restore import restore
+from recipes.config import Config
+from recipes.initial import fields_of
+from recipes.setup import Setup
+from recipes.step.state import TrainState
+from zoo.checkpoint import model_config, read_config
+from zoo.checks import ConfigError
+
+# What a run does with the same numbers, whatever these fields of `train` say; those of other sections all count.
+_NO_NUMBERS = (
+    "steps allow_cast checkpoint_every distributed init_from keep_every keep_last max_bad_steps resume sample_tokens"
+    " spike_factor validate_every validation_batches"
+).split()
+_NOT_OF_THE_FUNCTION = ("init_std", "capacity_factor")  # fields of a model that its weights have nothing to do with
+
+
+class Found(NamedTuple):
+    """The checkpoint that a run goes on from, and what its configuration said."""
+
+    folder: Path
+    step: int
+    config: Mapping[str, Any]
+    data: str | None
+
+
+def find(config: Config) -> Found | None:
+    """The last checkpoint in `run.dir`, None if the run is to begin anew.
+
+    Raises ConfigError if there must be one and is none, or it is unreadable or of another model.
+    """
+    root, resume = Path(config.run.dir) / folders.NAME, config.train.resume
+    if root.exists() and not (root.is_dir() and os.access(root, os.W_OK | os.X_OK)):
+        raise ConfigError("run.dir", config.run.dir, f"{root} is not a folder that can be written")
+    steps = folders.steps(root)
+    _agree(steps)
+    if resume == "never":
+        return None
+    if not steps:
+        if resume == "must":
+            raise ConfigError("train.resume", "must", f"{root} holds no checkpoint")
+        return None
+    folder = root / str(steps[-1])
+    try:
+        fields = _read(folder)
+    except ConfigError as error:
+        raise _offering(error, folder) from error
+    _require_model(folder, fields, config)
+    return Found(folder, steps[-1], fields["training"]["config"], fields["training"].get("data"))
+
+
+def resumed(found: Found, setup: Setup) -> TrainState:
+    """The state of a checkpoint. Raises ConfigError naming what does not fit or is damaged, and the one before it."""
+    try:
+        state = restore(found.folder, setup.abstract_state(), allow_cast=setup.config.train.allow_cast)
+        if int(state.step) != found.step:
+            raise ConfigError("checkpoint", found.folder, f"holds step {int(state.step)}")
+        return state
+    except ConfigError as error:
+        raise _offering(error, found.folder) from error
+
+
+def describe(found: Found, config: Config, resolved_config: str, data: str) -> str:
+    """A line about the run that goes on, and one about what is other than it was, if anything is."""
+    lines = [f"goes on from {found.folder}, step {found.step} of {config.train.steps}"]
+    changed = differences(found.config, yaml.safe_load(resolved_config))
+    if changed:
+        lines.append(f"other than before: {', '.join(changed)}")
+    if found.data not in (None, data):
+        lines.append("the documents are not those of before: the run sees other sequences from here on")
+    was = _section(found.config, "train").get("steps")
+    if was != config.train.steps and config.optimizer.schedule != "constant":
+        lines.append(f"train.steps was {was}: the learning rate now follows the new number, from here on")
+    return "\n".join(lines)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two configurations and changes the numbers of a run: `data.seed=1 (was 0)`."""
+    changed = []
+    for section in ("model", "optimizer", "data", "train"):
+        old, new = _leaves(_section(before, section)), _leaves(_section(now, section))
+        names = [
+            name for name in [*new, *(n for n in old if n not in new)] if section != "train" or name not in _NO_NUMBERS
+        ]
+        changed += [
+            f"{section}.{name}={new.get(name)} (was {old.get(name)})"
+            for name in names
+            if old.get(name) != new.get(name)
+        ]
+    return changed
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """`config.yaml` of a checkpoint of training; raises ConfigError if it is none of this version."""
+    fields = read_config(folder)
+    training = fields.get("training")
+    found = training if isinstance(training, dict) else {}
+    if found.get("version") != folders.VERSION or not isinstance(found.get("config"), dict):
+        problem = f"has version {found.get('version')} of training, this one reads {folders.VERSION}"
+        raise ConfigError("checkpoint", folder, problem)
+    return fields
+
+
+def _require_model(folder: Path, fields: Mapping[str, Any], config: Config) -> None:
+    there, here = model_config(folder, fields), config.model
+    if type(there) is not type(here):
+        problem = f"is of a {type(there).__name__}, model is a {type(here).__name__}"
+        raise ConfigError("checkpoint", folder, problem, hint="choose another run.dir")
+    old, new = fields_of(there), fields_of(here)
+    differing = [name for name in new if name not in _NOT_OF_THE_FUNCTION and old[name] != new[name]]
+    if differing:
+        problem = "is of another model: " + ", ".join(
+            f"model.{name}={old[name]}, here {new[name]}" for name in differing
+        )
+        raise ConfigError("checkpoint", folder, problem, hint="choose another run.dir, or its values")
+
+
+def _offering(error: ConfigError, folder: Path) -> ConfigError:
+    """The error with a way to the checkpoint before, if there is one."""
+    steps = [step for step in folders.steps(folder.parent) if step < int(folder.name)]
+    if not steps:
+        return error
+    hint = f"to go on from step {steps[-1]} instead: mv {folder} {folder}.set-aside"
+    return error.with_hint(hint)
+
+
+def _agree(steps: list[int]) -> None:
+    """Raises ConfigError unless all processes see the same checkpoints."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        last = multihost_utils.process_allgather(np.asarray([steps[-1] if steps else -1]))
+        if (last != last[0]).any():
+            raise ConfigError("run.dir", last.ravel().tolist(), "processes see different checkpoints: share the folder")
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields as `rope.theta`."""
+    leaves: dict[str, Any] = {}
+    for name, value in fields.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves

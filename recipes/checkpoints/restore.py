@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from recipes.checkpoints.leaves import TRAINING, Spot, is_key, stored, wrap
+from recipes.placement.hosted import kind_of
 from recipes.step.state import TrainState
 from zoo.arrays import open_arrays, read
 from zoo.checkpoint import WEIGHTS
@@ -73,7 +74,7 @@ def _leaf(folder: Path, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapp
             stack[place] = fetch(rows[layer], index[1:]).astype(plain.dtype, copy=False)
         return stack
 
-    sharding = plain.sharding or SingleDeviceSharding(jax.devices()[0])
+    sharding = kind_of(plain, plain.sharding or SingleDeviceSharding(jax.devices()[0]))
     array = jax.make_array_from_callback(plain.shape, sharding, part, dtype=plain.dtype)
     jax.block_until_ready(array)  # before the next leaf is read: transfers under way hold what they copy from
     return wrap(leaf, array) if is_key(leaf) else array

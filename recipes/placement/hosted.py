@@ -43,7 +43,7 @@ def abstract(leaf: Any, sharding: Any, place: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, _memory_space=space)
 
 
-def kind_of(leaf: Any, sharding: NamedSharding) -> NamedSharding:
+def kind_of(leaf: Any, sharding: Any) -> Any:
     """The sharding with the kind of memory that the array is in: no reshaping moves it."""
     return sharding.with_memory_kind(HOST_KIND) if on_host(leaf) else sharding
 

@@ -9,6 +9,8 @@ import zoo
 from recipes.config import Config
 from recipes.data.batches import Batches
 from recipes.data.source import Corpus
+from recipes.placement.show import format_bytes
+from recipes.plan.memory import tree_bytes
 from recipes.setup import Setup
 from zoo.checks import ConfigError
 from zoo.source import Source
@@ -56,5 +58,19 @@ def announce(setup: Setup, corpus: Corpus, batches: Batches) -> None:
         print(f"bytes are those of all {mesh.num_devices} devices together\n")
     if mesh.expert > 1 and hasattr(config.model, "num_experts"):
         print(f"a device sends an expert at most {mesh.expert_bound:g} times the mean load, the rest is dropped\n")
+    if config.placement.state.anything_on_host:
+        print(f"{state_line(setup)}\n")
     if config.explain:
         print(f"{setup.table.explain()}\n")
+
+
+def state_line(setup: Setup) -> str:
+    """How much of the state lives where, on one device and its host."""
+    state = setup.abstract_state()
+    trees = {"parameters": state.params, "masters": state.master, "moments": state.opt_state}
+    sizes = {(name, place): tree_bytes(tree, place) for name, tree in trees.items() for place in ("device", "host")}
+    words = []
+    for place in ("device", "host"):
+        parts = [f"{name} {format_bytes(size)}" for (name, where), size in sizes.items() if where == place and size]
+        words.append(f"on the {place} {', '.join(parts) or 'nothing'}")
+    return f"state of a device: {'; '.join(words)}"

@@ -66,6 +66,8 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
     arguments["batch and counters"] = compiled.memory.argument_bytes - sum(arguments.values())
     found = _split(compiled, arguments, known_of(setup, state, done), hosted)
     moved = moved_activations(found[1], config.train.accumulate) | moved_state(setup, state)
+    if "parameters" in moved:
+        shape["notes"] = (*shape["notes"], _exposed(moved["parameters"][1], target))
     forward, backward = (sum(loop.flops for loop in loops) for loops in forward_loops(setup, state, done))
     count = target.devices
     return _plan(
@@ -143,6 +145,15 @@ def _places(setup: Setup) -> dict[str, list[str]]:
     tags = dict.fromkeys(tag for row in setup.table.layers for tag in row)
     cells = {tag: [row.get(tag) for row in setup.table.layers] for tag in tags}
     return {tag: ["" if cell is None else cell.place or "-" for cell in row] for tag, row in cells.items()}
+
+
+def _exposed(fetched_bytes: int, target: Target) -> str:
+    """In the compiled loops the copies of a layer start at its beginning, side by side with its first products."""
+    milliseconds = fetched_bytes / target.to_device_bytes_per_s * 1000
+    return (
+        "parameters on the host are fetched within their layer, in both passes, not a layer ahead: the products wait "
+        f"for the first of them, at most {milliseconds:,.0f} ms in a step"
+    )
 
 
 def _notes(config: Config, setup: Setup, target: Target) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def show(plans: Sequence[Plan], published: Mapping[str, Published], console: Con
         some = plans[first : first + _COLUMNS]
         console.print(_parts("one device, GiB by part", first, some, [_grouped(plan.parts) for plan in some]))
         if any(plan.host_bytes for plan in some):
-            console.print(_parts("its host, GiB by tag", first, some, [_grouped(plan.host_parts) for plan in some]))
+            console.print(_parts("its host, GiB by part", first, some, [_grouped(plan.host_parts) for plan in some]))
     for same in _same_traffic(plans):
         console.print(_traffic(plans[same[0]], ", ".join(str(i + 1) for i in same) if len(plans) > 1 else ""))
     for line in _differences(plans, published):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float32, PyTree
 
-from recipes.placement.hosted import at_hand, move, on_host, place_of
+from recipes.placement.hosted import at_hand, move, place_of
 from recipes.placement.settle import settled
 from recipes.step.elementwise import not_elementwise
 from recipes.step.pieces import Piece, Pieces, any_on_host, is_run, pieces_of

@@ -1,20 +1,18 @@
-"""States on the host: the numbers of the same step with all of the state on the device, bit for bit; kinds of memory."""
+"""States on the host: bit for bit the numbers of the same step with all of the state on the device; kinds of memory."""
 
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from recipes import MeshConfig, OptimizerConfig, Placement, make_optimizer, place, unplace
+from recipes import MeshConfig, OptimizerConfig, Placement, make_optimizer, unplace
 from recipes.config import Config
-from recipes.placement.segments import ON_DEVICE, placed_stacks, replace_places, replace_state
-from recipes.placement.settle import places_in
+from recipes.placement.segments import ON_DEVICE, replace_places, replace_state
 from recipes.placement.state import StatePlacement
 from recipes.setup import Setup
 from recipes.step.state import TrainState, settled_state
@@ -22,7 +20,6 @@ from tests import helpers
 from tests.recipes.test_gradients import config
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
-from zoo.paths import flat
 
 LLAMA = LlamaConfig(
     vocab_size=16, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_dim=24, tied_embeddings=True
@@ -47,7 +44,7 @@ DEEPSEEK = DeepSeekConfig(
     router=RouterConfig(groups=2, groups_kept=1),
 )
 STEPS = 20
-ALL = {kind: "host" for kind in ("params", "master", "gradients", "optimizer")}
+ALL = dict.fromkeys(("params", "master", "gradients", "optimizer"), "host")
 SOME = {
     "params": {"experts": "host", "embeddings": "host"},
     "master": {"default": "host", "norms": "device"},
@@ -59,7 +56,8 @@ MOMENTUM = optax.sgd(0.1, momentum=0.9)
 FREEZE = ("layers.blocks.0.attention.*", "embedding.*")
 
 
-class Case(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Case:
     """A run of `STEPS` steps; `optimizer` None is AdamW as recipes make it, with clipping."""
 
     model: Any = LLAMA
@@ -67,14 +65,14 @@ class Case(NamedTuple):
     activations: str = "remat"
     fsdp: int = 1
     optimizer: Any = None
-    train: Any = {}
+    train: Any = dataclasses.field(default_factory=dict)
 
 
 CASES = {
     "one device": Case(),
     "one device, accumulation": Case(activations="host", train={"accumulate": 4}),
-    "eight devices": Case(fsdp=8),
-    "eight devices, accumulation": Case(fsdp=8, activations="host", train={"accumulate": 4, "dtype": "bfloat16"}),
+    "eight devices": Case(fsdp=8, train={"dtype": "bfloat16"}),
+    "eight devices, accumulation": Case(fsdp=8, activations="host", train={"accumulate": 4}),
     "lion": Case(optimizer=optax.lion(1e-2), state={"params": "host", "optimizer": "host"}),
     "momentum, frozen": Case(optimizer=MOMENTUM, train={"freeze": FREEZE}),
     "deepseek, all": Case(DEEPSEEK, activations="host", train={**BF16, "accumulate": 2}),

@@ -164,7 +164,7 @@ def check_hlo(
     module = parse(hlo)
     moves = list(transfers(module))
     state, state_kinds = check_arguments(hlo, arguments, moves) if arguments else ((), set())
-    wanted = [each for each in traced.kept if each.place == "host"]
+    wanted = [each for each in traced.kept if each.place == "host" and not each.is_argument]
     free = [move for move in moves if _is_free(move, wanted, state_kinds)]
     outs = _assign(wanted, [move for move in free if move.out and not move.blank], devices)
     backs = _assign(wanted, [move for move in free if not move.out], devices)
@@ -173,7 +173,7 @@ def check_hlo(
     found = Compiled(arrays, asked, (), host_temp_bytes, state=state)
     # Of stacks each array is checked by itself; what stands outside of them, such as an embedding, is moved whole.
     whole = [] if any(each.layers for each in arguments) else _state(module, moves)
-    problems = [*_directions(moves), *_computed(module), *whole, *_bytes(found, gradient_bytes)]
+    problems = [*_directions(moves, state_kinds), *_computed(module), *whole, *_bytes(found, gradient_bytes)]
     return dataclasses.replace(found, problems=tuple(problems), notes=tuple(_notes(moves)))
 
 
@@ -221,8 +221,8 @@ def _judged(want: Kept, out: Transfer | None, back: Transfer | None) -> HostArra
     return HostArray(want.tag or want.operation, want.loop, want.turn, want.steps, want.step_bytes, size, problem)
 
 
-def _directions(moves: Sequence[Transfer]) -> list[str]:
-    """Backward reads that do not walk the other way than the writes of such a stack."""
+def _directions(moves: Sequence[Transfer], state: set[tuple]) -> list[str]:
+    """Backward reads that do not walk the other way than the writes of such a stack; of `state`, from the end."""
     written = {move.host_array: set[int]() for move in moves}
     for move in moves:
         if move.out and move.walk is not None:
@@ -231,7 +231,8 @@ def _directions(moves: Sequence[Transfer]) -> list[str]:
     for move in moves:
         if move.out or not move.backward or move.walk is None or move.steps == 1:
             continue
-        way = -1 if written[move.host_array] != {-1} else 1
+        argument = (move.host_array.dtype, move.host_array.dims) in state
+        way = -1 if argument or written[move.host_array] != {-1} else 1
         start = (move.steps - 1) * move.moved_bytes if way < 0 else 0
         if move.walk != (start, way * move.moved_bytes):
             said = f"from byte {move.walk[0]} by {move.walk[1]}, not from {start} by {way * move.moved_bytes}"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 from recipes import MeshConfig, Placement
@@ -15,6 +17,8 @@ from recipes.placement.segments import ON_DEVICE, replace_state
 from recipes.plan.compile import CompiledMemory, compile_lowered, lower_for
 from recipes.plan.memory import local_bytes, tree_bytes
 from recipes.plan.targets import Target
+from recipes.setup import Setup
+from recipes.step.loss import next_token_loss
 from recipes.step.state import settled_state
 from recipes.verify import Subject, check_hlo, trace
 from recipes.verify.arguments import Argument, arguments_of, check_arguments
@@ -71,7 +75,7 @@ def test_the_state_is_on_the_host_to_the_byte_and_changed_in_place():
     assert found.report.ok, str(found.report)
     hosted = [each for each in found.report.state if each.asked == "host"]
     assert len(hosted) == sum(each.ndim > 0 for each in jax.tree.leaves(state))
-    assert "state: 57 of 57 arrays where asked" in str(found.report)
+    assert "state: 54 of 54 arrays where asked" in str(found.report)
 
 
 def test_the_device_holds_gradients_and_nothing_else_of_further_layers():
@@ -92,21 +96,24 @@ def test_gradients_on_the_host():
 
 
 def test_a_step_that_moves_the_whole_tree_is_caught():
-    """What others do: all of the state to the device, a step there, and all of it back."""
-    right = compiled(2).subject
+    """What others do: all of the state to the device, a step of optax there, and all of it back."""
+    right, optimizer = compiled(2).subject, Setup(asked(2)).optimizer
     hosted = right.args[0].params.layers.state
 
     def whole(state: Any, batch: Any) -> Any:
-        new, metrics = right.fn.__wrapped__(settled_state(replace_state(state, ON_DEVICE)), batch)
-        return settled_state(replace_state(new, hosted)), metrics
+        now = settled_state(replace_state(state, ON_DEVICE))
+        gradients = jax.grad(lambda params: next_token_loss(params, batch).total)(now.params)
+        gradients = jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
+        updates, moments = optimizer.update(gradients, now.opt_state, now.master)
+        master = optax.apply_updates(now.master, updates)
+        params = jax.tree.map(lambda old, new: new.astype(old.dtype), now.params, master)
+        new = dataclasses.replace(now, params=params, master=master, opt_state=moments)
+        return settled_state(replace_state(new, hosted))
 
     found = checked(right, jax.jit(whole, donate_argnums=0, compiler_options=compiler_options("cuda")))
-    assert not found.report.ok
     wrong = {each.name for each in found.report.state if not each.ok}
-    stacks = {each.name for each in found.arguments if each.layers and each.place == "host"}
-    assert wrong == stacks
-    assert "layers are moved at once" in str(found.report)
-    assert found.memory.temp_bytes > 2 * compiled(2).memory.temp_bytes
+    assert wrong == {each.name for each in found.arguments if each.layers and each.place == "host"}
+    assert "its layers are moved at once" in str(found.report)
 
 
 def test_an_array_that_is_elsewhere_or_not_in_place_is_named():

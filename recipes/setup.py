@@ -108,7 +108,9 @@ class Setup:
         if self._platform is None:
             require_host_memory(jax.devices()[0])
         model = zoo.abstract(self.config.model)
-        check_parts(jax.eval_shape(self.optimizer.init, model), "optimizer", state)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+            moments = jax.eval_shape(self.optimizer.init, model)
+        check_parts(moments, "optimizer", state)
         if train.accumulate == 1:
             require_gradients_of_layers(model, state)
 

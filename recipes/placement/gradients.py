@@ -51,7 +51,10 @@ def added(sums: PyTree, parts: PyTree) -> PyTree:
     """The gradients of one more micro-batch on their sums; stacks on the host layer by layer."""
 
     def add(total: Array, part: Array) -> Array:
-        return move(move(total, "device") + move(part, "device").astype(total.dtype), place_of(total))
+        # A barrier: XLA would scatter the gradient of a tied embedding's rows right into the sum, in an order that the
+        # sum on the host does not have.
+        part = jax.lax.optimization_barrier(move(part, "device"))
+        return move(move(total, "device") + part.astype(total.dtype), place_of(total))
 
     def add_layers(total: Array, part: Array) -> Array:
         def visit(total: Array, layer: Array) -> tuple[Array, None]:

@@ -225,6 +225,11 @@ def replace_places(placed: PyTree, change: Callable[[str], str]) -> PyTree:
     return map_nodes(change_stack, placed, PlacedStack)
 
 
+def replace_state(tree: PyTree, state: StatePlacement) -> PyTree:
+    """The same segments, whose arrays are to be where `state` says; `recipes.step.state.settled_state` moves them."""
+    return map_nodes(lambda stack: PlacedStack(stack.runs, state), tree, PlacedStack)
+
+
 def _stack(*leaves: Array) -> Array:
     first = leaves[0]
     if isinstance(first, jax.ShapeDtypeStruct):

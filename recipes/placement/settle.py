@@ -91,6 +91,8 @@ def check_parts(tree: PyTree, kind: str, state: StatePlacement) -> None:
         for part in entry.names:
             if not any(is_part(part, names) for names in known):
                 raise ConfigError(entry.key, entry.place, f"no {part} in the {kind}", allowed=allowed, name=part)
+        if not any(all(is_part(part, names) for part in entry.names) for names in known):
+            raise ConfigError(entry.key, entry.place, f"no array of the {kind} is in {' and '.join(entry.names)}")
 
 
 def _block(block: PyTree, outer: tuple[str, ...], layer: int) -> Iterator[Described]:

@@ -91,9 +91,13 @@ class StatePlacement:
         key, said = self._deciding(kind, layer, num_layers)
         return _find(said, names, key) or "device"
 
+    def said(self, layer: int, num_layers: int) -> dict[str, Said]:
+        """What decides about each kind of a layer's state."""
+        return {kind: self._deciding(kind, layer, num_layers)[1] for kind in KINDS}
+
     def row(self, layer: int, num_layers: int) -> tuple[str, ...]:
         """What is said of a layer's state: layers of equal rows may share arrays."""
-        return tuple(repr(self._deciding(kind, layer, num_layers)[1]) for kind in KINDS) if self.layers else ()
+        return tuple(map(repr, self.said(layer, num_layers).values())) if self.layers else ()
 
     def _deciding(self, kind: str, layer: int | None, num_layers: int) -> tuple[str, Said]:
         """`(key, what it says)` of the entry that decides; raises ConfigError if two of equal reach disagree."""

@@ -78,14 +78,14 @@ def compile_for(fn: Callable, *args: PyTree, target: Target, options: Options | 
     `plan-tpu`), none of the CUDA libraries. Raises MissingPlugin without it.
     """
     lowered = lower_for(fn, *args, target=target)[1]
-    return _compiled(lowered, target, options or {})
+    return compile_lowered(lowered, target, options)
 
 
 def compile_fully(fn: Callable, *args: PyTree, target: Target, options: Options | None = None) -> Compiled:
     """As `compile_for`, with the traced program and the arrays in memory at the peak."""
     traced, lowered = lower_for(fn, *args, target=target)
     with tempfile.TemporaryDirectory() as folder:
-        memory = _compiled(lowered, target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
+        memory = compile_lowered(lowered, target, {"xla_dump_to": folder, **DUMP_OPTIONS, **(options or {})})
         return Compiled(traced.jaxpr, memory, read_peaks(Path(folder)))
 
 
@@ -131,12 +131,13 @@ def _items(attributes: Any) -> Iterator[tuple[str, Any]]:
         yield attributes[number].name, attributes[number].attr
 
 
-def _compiled(lowered: Any, target: Target, options: Options) -> CompiledMemory:
+def compile_lowered(lowered: Any, target: Target, options: Options | None = None) -> CompiledMemory:
+    """Compiles what `lower_for` gives."""
     start = time.perf_counter()
     with _without_persistent_cache():
         # Autotuning would need the device.
         base = {"xla_gpu_autotune_level": 0} if target.platform == "cuda" else {}
-        compiled = lowered.compile(compiler_options={**base, **options})
+        compiled = lowered.compile(compiler_options={**base, **(options or {})})
     seconds = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
     return CompiledMemory(

@@ -60,7 +60,8 @@ def pieces_of(optimizer: optax.GradientTransformation, params: PyTree) -> Pieces
     nodes = jax.tree.leaves_with_path(params, is_leaf=is_run)
     segments = tuple(sorted(node.first for _, node in nodes if is_run(node) and jax.tree.leaves(node)))
     arrays = tuple(path_name(path) for path, node in nodes if not is_run(node))
-    kept = jax.eval_shape(lambda: optimizer.init(jax.tree.map(lambda _: None, params)))
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
+        kept = jax.eval_shape(lambda: optimizer.init(jax.tree.map(lambda _: None, params)))
     return Pieces(segments, arrays, frozenset(flat(kept)))
 
 

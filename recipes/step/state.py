@@ -13,7 +13,7 @@ from jaxtyping import Array, Int32, PyTree
 
 from layers.buffer import split_buffers
 from recipes.placement.hosted import move, on_host, place_of
-from recipes.placement.settle import settled, settled_params
+from recipes.placement.settle import places_in, settled, settled_params
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain
 from recipes.step.pieces import is_run
 from recipes.step.update import initial
@@ -64,6 +64,22 @@ def settled_state(state: TrainState) -> TrainState:
         master=settled(state.master, "master", state.params),
         opt_state=settled(state.opt_state, "optimizer", state.params),
     )
+
+
+def places_of(state: TrainState) -> list[str]:
+    """The place of each array, in order, that the placement of the state's model asks for."""
+    params, buffers = split_buffers(state.params)
+    everywhere = dataclasses.replace(
+        jax.tree.map(lambda _: "device", state),
+        params=eqx.combine(_placed(params, "params", state.params), jax.tree.map(lambda _: "device", buffers)),
+        master=_placed(state.master, "master", state.params),
+        opt_state=_placed(state.opt_state, "optimizer", state.params),
+    )
+    return jax.tree.leaves(everywhere)
+
+
+def _placed(tree: PyTree, kind: str, placed: PyTree) -> PyTree:
+    return jax.tree.unflatten(jax.tree.structure(tree), places_in(tree, kind, placed))
 
 
 def split_state(state: TrainState, mesh: Mesh | None, zero: int = 3) -> TrainState:

@@ -49,7 +49,8 @@ def global_norm(gradients: PyTree, scale: Scale) -> Float32[Array, ""]:
 
 
 def _squares(gradient: Array, scale: Scale) -> Float32[Array, ""]:
-    return jnp.sum(jnp.square(scale(move(gradient, "device"))))
+    # A barrier: else what is squared may be the gradient before it was rounded, or summed in the order of what made it.
+    return jnp.sum(jnp.square(scale(jax.lax.optimization_barrier(move(gradient, "device")))))
 
 
 def updated(

@@ -13,10 +13,11 @@ from jaxtyping import PyTree
 from recipes.config import Config
 from recipes.data.sequences import segments
 from recipes.flags import compiler_options
-from recipes.placement.segments import replace_places, unplace
+from recipes.placement.segments import ON_DEVICE, replace_places, replace_state, unplace
 from recipes.setup import Setup
 from recipes.sharding.rules import constrain_batch
-from recipes.step.state import TrainState
+from recipes.step.state import TrainState, places_of, settled_state
+from recipes.verify.arguments import StateArray, check_kinds
 from recipes.verify.comparison import Comparison, compare
 
 # Against the program that keeps everything on the device: recomputed arrays take part in other fusions, which sum in
@@ -32,6 +33,9 @@ class Gradients:
     - `twin`: loss and gradients of the first step against the same program with every host cell on the device, bit for
       bit; `device`: against the program that keeps every cell on the device, within a tolerance.
     - `states`: parameters, moments, routing biases, counters and gradients after each step, against the twin's.
+    - `kinds`: the memory that each array of the state is in, before the first step and after each.
+
+    The twin has the state on the device too.
     """
 
     twin: Comparison
@@ -39,10 +43,11 @@ class Gradients:
     states: tuple[Comparison, ...]
     layers: int
     sequence: int
+    kinds: tuple[StateArray, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return all(each.ok for each in (self.twin, self.device, *self.states))
+        return all(each.ok for each in (self.twin, self.device, *self.states, *self.kinds))
 
     @property
     def first_wrong(self) -> Comparison | None:
@@ -90,13 +95,15 @@ def check_gradients(config: Config, steps: int = 2) -> Gradients:
     setup = Setup(config)
     setup.optimizer = recording(setup.optimizer)
     state, batches = setup.drawn_state(), list(_batches(setup, steps))
-    hosted = setup.table.place_bytes("host") > 0
+    kinds = list(check_kinds(state, places_of(state)))
+    hosted = setup.table.place_bytes("host") > 0 or config.placement.state.anything_on_host
     places = {cell.place for row in setup.table.layers for cell in row.values()} - {None}
 
     def run(change: Callable[[str], str], count: int) -> list[PyTree]:
-        return list(_run(setup, replace_places(_copied(state), change), batches[:count]))
+        twin = replace_state(replace_places(_copied(state), change), ON_DEVICE)
+        return list(_run(setup, settled_state(twin), batches[:count]))
 
-    placed = run(lambda place: place, steps)
+    placed = list(_run(setup, _copied(state), batches, kinds))
     twin = run(lambda place: "device" if place == "host" else place, steps) if hosted else placed
     device = run(lambda _: "device", 1)[0] if places != {"device"} else placed[0]
     tolerance = TOLERANCES[config.train.dtype]
@@ -106,6 +113,7 @@ def check_gradients(config: Config, steps: int = 2) -> Gradients:
         states=tuple(map(compare, placed, twin)),
         layers=config.model.num_layers,
         sequence=config.train.sequence_length,
+        kinds=tuple(kinds),
     )
 
 
@@ -122,17 +130,24 @@ def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def init(params: PyTree) -> Recorded:
         return Recorded(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params), optimizer.init(params))
 
-    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Recorded]:
-        changed, inner = optimizer.update(updates, state.inner, params)
+    transform = optax.with_extra_args_support(optimizer)
+
+    def update(updates: PyTree, state: Any, params: PyTree = None, **more: Any) -> tuple[PyTree, Recorded]:
+        changed, inner = transform.update(updates, state.inner, params, **more)
         return changed, Recorded(updates, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _run(setup: Setup, state: TrainState, batches: list[Mapping[str, Any]]) -> Iterator[PyTree]:
-    """After each step the canonical state and the metrics, as NumPy arrays."""
+def _run(
+    setup: Setup, state: TrainState, batches: list[Mapping[str, Any]], kinds: list[StateArray] | None = None
+) -> Iterator[PyTree]:
+    """After each step the canonical state and the metrics, as NumPy arrays; `kinds` collects where arrays are."""
+    places = places_of(state)
     for batch in batches:
         state, metrics = setup.step(state, batch)
+        if kinds is not None:
+            kinds += check_kinds(state, places)
         yield {"state": unplace(jax.tree.map(np.asarray, state)), "metrics": jax.tree.map(np.asarray, metrics)}
 
 

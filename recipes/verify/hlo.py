@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from recipes.verify.arguments import Argument, StateArray, arguments_of, check_arguments
 from recipes.verify.hlo_text import Module, parse
 from recipes.verify.residuals import Kept
 from recipes.verify.tracing import Asked, Trace, trace
@@ -39,6 +40,7 @@ class Compiled:
     """What was asked of the host, what the compiled program does, and all that is wrong with it.
 
     - `arrays`: the activations on the host; `asked`: the cells (layer and tag) that were to be there.
+    - `state`: the arguments that are changed in place, and those on the host.
     - `host_temp_bytes`: what the compiler sets aside on the host, on one device; None if it was not asked.
     - `notes`: what is not wrong but costs.
     """
@@ -49,6 +51,7 @@ class Compiled:
     host_temp_bytes: int | None = None
     compile_s: float = 0.0
     notes: tuple[str, ...] = ()
+    state: tuple[StateArray, ...] = ()
 
     @property
     def found(self) -> int:
@@ -66,7 +69,8 @@ class Compiled:
 
     @property
     def ok(self) -> bool:
-        return not self.problems and self.found == self.asked and all(each.problem is None for each in self.arrays)
+        moved = self.found == self.asked and all(each.problem is None for each in self.arrays)
+        return not self.problems and moved and all(each.ok for each in self.state)
 
     def __str__(self) -> str:
         from recipes.verify.report import show_compiled
@@ -79,18 +83,27 @@ class Compiled:
 
 
 def check_compiled(
-    fn: Callable, *args: Any, target: "Target", asked: Asked = None, devices: int = 1
+    fn: Callable, *args: Any, target: "Target", asked: Asked = None, devices: int = 1, gradient_bytes: int = 0
 ) -> tuple[Trace, Compiled]:
     """Traces `fn(*args)`, compiles it for a target that need not be there, and compares.
 
     `args` and `fn` are what `recipes.plan.compile.compile_for` takes, `asked` is what `trace` takes; arrays are split
-    over `devices`. A compiler that crashes takes this process along; `check_apart` survives it.
+    over `devices`, and `gradient_bytes` are what `check_hlo` takes. A compiler that crashes takes this process along;
+    `check_apart` survives it.
     """
-    from recipes.plan.compile import compile_for
+    from recipes.plan.compile import compile_lowered, lower_for
 
     traced = trace(fn, *args, asked=asked)
-    memory = compile_for(fn, *args, target=target)
-    found = check_hlo(memory.hlo, traced, devices=devices, host_temp_bytes=memory.host_temp_bytes)
+    lowered = lower_for(fn, *args, target=target)[1]
+    memory = compile_lowered(lowered, target)
+    found = check_hlo(
+        memory.hlo,
+        traced,
+        devices=devices,
+        host_temp_bytes=memory.host_temp_bytes,
+        gradient_bytes=gradient_bytes,
+        arguments=arguments_of(lowered, args),
+    )
     return traced, dataclasses.replace(found, compile_s=memory.compile_s)
 
 
@@ -112,36 +125,62 @@ def check_apart(
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: a function, its abstract arguments, what was asked of it, over how many devices it is split."""
+    """What is checked: a function, its abstract arguments, what was asked of it, over how many devices it is split.
+
+    `gradient_bytes`: see `check_hlo`.
+    """
 
     fn: Callable
     args: tuple
     asked: Asked = None
     devices: int = 1
+    gradient_bytes: int = 0
 
 
 def _made(make: Callable[..., Subject], args: tuple, target: "Target") -> tuple[Trace, Compiled]:
     subject = make(*args)
-    return check_compiled(subject.fn, *subject.args, target=target, asked=subject.asked, devices=subject.devices)
+    more = {"asked": subject.asked, "devices": subject.devices, "gradient_bytes": subject.gradient_bytes}
+    return check_compiled(subject.fn, *subject.args, target=target, **more)
 
 
-def check_hlo(hlo: str, traced: Trace, *, devices: int = 1, host_temp_bytes: int | None = None) -> Compiled:
+def check_hlo(
+    hlo: str,
+    traced: Trace,
+    *,
+    devices: int = 1,
+    host_temp_bytes: int | None = None,
+    gradient_bytes: int = 0,
+    arguments: Sequence[Argument] = (),
+) -> Compiled:
     """Compares an optimised program with the trace of the same function.
 
     Every array that the trace has on the host needs a host buffer of its size (a whole part of it, on several devices),
     an asynchronous copy out and one back. The backward pass reads a stack from the end that was written last, where the
     compiler says from where it reads (CUDA does). Nothing is computed on the host, and its state is not moved at once.
+
+    `arguments`: what `recipes.verify.arguments.arguments_of` gives, to check each by itself. `gradient_bytes`: of the
+    gradients that may be on the host of one device between the passes and the update.
     """
     module = parse(hlo)
     moves = list(transfers(module))
-    wanted = [each for each in traced.kept if each.place == "host"]
-    outs = _assign(wanted, [move for move in moves if move.out and not move.blank], devices)
-    backs = _assign(wanted, [move for move in moves if not move.out], devices)
+    state, state_kinds = check_arguments(hlo, arguments, moves) if arguments else ((), set())
+    wanted = [each for each in traced.kept if each.place == "host" and not each.is_argument]
+    free = [move for move in moves if _is_free(move, wanted, state_kinds)]
+    outs = _assign(wanted, [move for move in free if move.out and not move.blank], devices)
+    backs = _assign(wanted, [move for move in free if not move.out], devices)
     arrays = tuple(map(_judged, wanted, outs, backs))
     asked = sum(cell.asked == "host" for cell in traced.cells)
-    found = Compiled(arrays, asked, (), host_temp_bytes)
-    problems = [*_directions(moves), *_computed(module), *_state(module, moves), *_bytes(found)]
+    found = Compiled(arrays, asked, (), host_temp_bytes, state=state)
+    # Of stacks each array is checked by itself; what stands outside of them, such as an embedding, is moved whole.
+    whole = [] if any(each.layers for each in arguments) else _state(module, moves)
+    problems = [*_directions(moves, state_kinds), *_computed(module), *whole, *_bytes(found, gradient_bytes)]
     return dataclasses.replace(found, problems=tuple(problems), notes=tuple(_notes(moves)))
+
+
+def _is_free(move: Transfer, wanted: Sequence[Kept], state: set[tuple]) -> bool:
+    """Whether a copy may be one of an activation, rather than of an argument that looks like no activation."""
+    array = move.host_array
+    return (array.dtype, array.dims) not in state or array.dims in {(each.steps, *each.shape) for each in wanted}
 
 
 def _assign(wanted: Sequence[Kept], moves: Sequence[Transfer], devices: int) -> list[Transfer | None]:
@@ -182,8 +221,8 @@ def _judged(want: Kept, out: Transfer | None, back: Transfer | None) -> HostArra
     return HostArray(want.tag or want.operation, want.loop, want.turn, want.steps, want.step_bytes, size, problem)
 
 
-def _directions(moves: Sequence[Transfer]) -> list[str]:
-    """Backward reads that do not walk the other way than the writes of such a stack."""
+def _directions(moves: Sequence[Transfer], state: set[tuple]) -> list[str]:
+    """Backward reads that do not walk the other way than the writes of such a stack; of `state`, from the end."""
     written = {move.host_array: set[int]() for move in moves}
     for move in moves:
         if move.out and move.walk is not None:
@@ -192,7 +231,8 @@ def _directions(moves: Sequence[Transfer]) -> list[str]:
     for move in moves:
         if move.out or not move.backward or move.walk is None or move.steps == 1:
             continue
-        way = -1 if written[move.host_array] != {-1} else 1
+        argument = (move.host_array.dtype, move.host_array.dims) in state
+        way = -1 if argument or written[move.host_array] != {-1} else 1
         start = (move.steps - 1) * move.moved_bytes if way < 0 else 0
         if move.walk != (start, way * move.moved_bytes):
             said = f"from byte {move.walk[0]} by {move.walk[1]}, not from {start} by {way * move.moved_bytes}"
@@ -213,9 +253,9 @@ def _state(module: Module, moves: Sequence[Transfer]) -> list[str]:
     return [f"the state on the host is moved to the device whole: {sum(whole)} of {total} bytes in {len(whole)} copies"]
 
 
-def _bytes(found: Compiled) -> list[str]:
+def _bytes(found: Compiled, gradient_bytes: int) -> list[str]:
     """The compiler's own sum, for what no name explains."""
-    extra = (found.host_temp_bytes or 0) - found.host_bytes
+    extra = (found.host_temp_bytes or 0) - found.host_bytes - gradient_bytes
     if extra <= _ALIGNMENT * len(found.arrays):
         return []
     return [f"{extra} bytes on the host beside the activations that were asked to be there"]

@@ -10,8 +10,12 @@ import jax
 
 import zoo
 from recipes.config import Config
+from recipes.placement.settle import places_in
+from recipes.plan.memory import local_bytes
 from recipes.setup import Setup
 from recipes.sharding.config import MeshConfig
+from recipes.step.state import TrainState, split_trainable
+from recipes.verify.arguments import arguments_of
 from recipes.verify.config import VerifyConfig
 from recipes.verify.gradients import Gradients, check_gradients
 from recipes.verify.hlo import Compiled, Subject, check_apart, check_hlo
@@ -71,7 +75,8 @@ def prove(config: Config, target: "Target | None" = None, options: VerifyConfig 
         small = _at_hand(small)
         _require_memory(small)
     platform = (target and target.compiler) or jax.default_backend()
-    versions = check_versions(platform, table.place_bytes("host") > 0, config.accept)
+    hosted = table.place_bytes("host") > 0 or config.placement.state.anything_on_host
+    versions = check_versions(platform, hosted, config.accept)
     if not versions.ok:
         return Proof(versions, None, None, None)
     if target is None:
@@ -88,7 +93,17 @@ def subject(config: Config, target: "Target") -> Subject:
     devices = config.mesh.num_devices
     absent = devices_of(target, devices) if devices > 1 else None
     setup = Setup(config, absent, target.compiler)
-    return Subject(setup.step, (setup.abstract_state(), setup.abstract_batch()), setup.table, devices)
+    state = setup.abstract_state()
+    return Subject(setup.step, (state, setup.abstract_batch()), setup.table, devices, gradient_bytes(setup, state))
+
+
+def gradient_bytes(setup: Setup, state: TrainState) -> int:
+    """Bytes of the gradients that the placement asks for on the host of a device, with the sums of micro-batches."""
+    trainable = split_trainable(state.params, setup.frozen)[0]
+    sizes = zip(jax.tree.leaves(trainable), places_in(trainable, "gradients", state.params), strict=True)
+    hosted = [leaf for leaf, place in sizes if place == "host"]
+    sums = 4 * sum(local_bytes(leaf) // leaf.dtype.itemsize for leaf in hosted)
+    return sum(map(local_bytes, hosted)) + (sums if setup.config.train.accumulate > 1 else 0)
 
 
 def _here(config: Config) -> tuple[Trace, Compiled | None]:
@@ -96,15 +111,23 @@ def _here(config: Config) -> tuple[Trace, Compiled | None]:
     setup = Setup(config)
     args = setup.abstract_state(), setup.abstract_batch()
     traced = trace(setup.step, *args, asked=setup.table)
-    return traced, None if jax.default_backend() == "cpu" else compiled_here(setup.step, args, traced)
+    if jax.default_backend() == "cpu":
+        return traced, None
+    return traced, compiled_here(setup.step, args, traced, gradient_bytes(setup, args[0]))
 
 
-def compiled_here(step: Callable, args: tuple, traced: Trace) -> Compiled:
-    """Compiles a jitted step for the devices at hand and reads the program."""
-    compiled: Any = step.lower(*args).compile()  # type: ignore[attr-defined]
-    memory = compiled.memory_analysis()
-    devices = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(args) if leaf.sharding), default=1)
-    return check_hlo(compiled.as_text(), traced, devices=devices, host_temp_bytes=memory.host_temp_size_in_bytes)
+def compiled_here(step: Callable, args: tuple, traced: Trace, gradient_bytes: int = 0) -> Compiled:
+    """Compiles a jitted step for the devices at hand and reads the program; `gradient_bytes`: see `check_hlo`."""
+    lowered: Any = step.lower(*args)  # type: ignore[attr-defined]
+    compiled = lowered.compile()
+    return check_hlo(
+        compiled.as_text(),
+        traced,
+        devices=max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(args) if leaf.sharding), default=1),
+        host_temp_bytes=compiled.memory_analysis().host_temp_size_in_bytes,
+        gradient_bytes=gradient_bytes,
+        arguments=arguments_of(lowered, args),
+    )
 
 
 def _at_hand(config: Config) -> Config:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.placement.show import align, format_bytes, layers_word
 
 if TYPE_CHECKING:
+    from recipes.verify.arguments import StateArray
     from recipes.verify.comparison import Comparison, Leaf
     from recipes.verify.gradients import Gradients
     from recipes.verify.hlo import Compiled
@@ -48,7 +49,7 @@ def trace_json(trace: "Trace") -> dict[str, Any]:
 
 def show_compiled(compiled: "Compiled") -> str:
     """What is wrong first; arrays that fare alike in one line; totals."""
-    lines = [f"! {problem}" for problem in compiled.problems]
+    lines = [f"! {problem}" for problem in compiled.problems] + _misplaced(compiled.state)
     alike: dict[tuple, list[int]] = {}
     for each in compiled.arrays:
         alike.setdefault((each.tag, each.step_bytes, each.problem), []).append(each.layers)
@@ -62,7 +63,24 @@ def show_compiled(compiled: "Compiled") -> str:
         f"{compiled.found} of {compiled.asked} placements on the host are moved out and back, "
         f"{format_bytes(compiled.host_bytes)} a device; compiled in {compiled.compile_s:.1f} s"
     )
+    lines += [state_line(compiled.state)] if compiled.state else []
     return "\n".join(clip(line) for line in lines)
+
+
+def state_line(state: Sequence["StateArray"]) -> str:
+    """`state: 93 of 93 arrays where asked, 80 of them on the host`."""
+    hosted = sum(each.asked == "host" for each in state)
+    return f"state: {sum(each.ok for each in state)} of {len(state)} arrays where asked, {hosted} on the host"
+
+
+def _misplaced(state: Iterable["StateArray"]) -> list[str]:
+    """A line for each problem, with the first array that has it."""
+    alike: dict[tuple, list[str]] = {}
+    for each in state:
+        if not each.ok:
+            alike.setdefault((each.asked, each.problem), []).append(each.name)
+    more = {key: f" and {len(names) - 1} more" if names[1:] else "" for key, names in alike.items()}
+    return [f"! {names[0]}{more[key]}, asked on {key[0]}: {key[1]}" for key, names in alike.items()]
 
 
 def clip(line: str) -> str:
@@ -112,7 +130,7 @@ def _untagged(kept: Sequence["Kept"]) -> list[str]:
 
 def show_gradients(gradients: "Gradients") -> str:
     """The leaves that differ too much first, then each comparison in a line."""
-    lines = []
+    lines = _misplaced(gradients.kinds)
     for against, comparison in _comparisons(gradients):
         lines += [f"! {against}: {_leaf(leaf)}" for leaf in comparison.wrong[:_MOST_LEAVES]]
         if len(comparison.wrong) > _MOST_LEAVES:
@@ -124,6 +142,7 @@ def show_gradients(gradients: "Gradients") -> str:
         rows.append([against, *figures, comparison.worst_leaf])
     lines += align([list(column) for column in zip(*rows, strict=True)]).splitlines()
     lines.append(f"with {gradients.layers} layers and {gradients.sequence} tokens a sequence")
+    lines += [f"{state_line(gradients.kinds)}, at the start and after each step"] if gradients.kinds else []
     return "\n".join(clip(line) for line in lines)
 
 
@@ -147,6 +166,7 @@ def gradients_json(gradients: "Gradients") -> dict[str, Any]:
         "twin": plain(gradients.twin),
         "device": plain(gradients.device),
         "states": [plain(each) for each in gradients.states],
+        "kinds": [dataclasses.asdict(each) for each in gradients.kinds],
     }
 
 
@@ -175,8 +195,10 @@ def show_proof(proof: "Proof") -> str:
 def _verdict(proof: "Proof") -> str:
     trace, compiled, gradients = proof.trace, proof.compiled, proof.gradients
     numbers = "gradients not checked" if gradients is None else f"gradients equal (worst {gradients.worst:.1f})"
+    state = compiled.state if compiled is not None else gradients.kinds if gradients is not None else ()
     if proof.ok and trace is not None:
-        return f"proved: {trace.found} of {trace.asked} placements, {numbers}"
+        hosted = f"{state_line(state)}, " if any(each.asked == "host" for each in state) else ""
+        return f"proved: {trace.found} of {trace.asked} placements, {hosted}{numbers}"
     failed = []
     if not proof.versions.ok:
         failed.append("this compiler is known to give wrong gradients")
@@ -184,7 +206,10 @@ def _verdict(proof: "Proof") -> str:
         failed.append(f"{trace.found} of {trace.asked} placements in the trace")
     if compiled is not None and not compiled.ok:
         failed.append(f"{compiled.found} of {compiled.asked} placements in the compiled program")
+        failed += [state_line(compiled.state)] if not all(each.ok for each in compiled.state) else []
         failed += compiled.problems[:1]
-    if gradients is not None and not gradients.ok:
+    if gradients is not None and not all(each.ok for each in gradients.kinds):
+        failed.append(state_line(gradients.kinds))
+    if gradients is not None and gradients.first_wrong is not None:
         failed.append(f"gradients differ (worst {gradients.worst:.1e} in {gradients.worst_leaf})")
     return f"failed: {'; '.join(failed)}"

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr  # pyright: ignore[reportPrivateI
 from recipes.verify.flat import Flat, Node, bodies, flatten
 from recipes.verify.policies import merged, policies_of, policies_within
 
+_INPUT = "block input"
 _LOOPS = ("scan", "while", "cond")
 
 
@@ -47,6 +48,11 @@ class Kept:
     @property
     def num_bytes(self) -> int:
         return self.steps * self.step_bytes
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the program, such as weights on the host: no pass makes it."""
+        return self.loop is None and self.operation == _INPUT
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def _describe(flat: Flat, value: int, inner: Flat, made: int | None, loop: int |
         step_bytes=math.prod(shape) * aval.dtype.itemsize,
         in_shard_map=node is not None and node.in_shard_map,
         reads=_reads(flat, value),
-        operation="block input" if node is None else node.name,
+        operation=_INPUT if node is None else node.name,
         source=_line(flat.makers[value] if node is None else node),
         constant=loop is None and value in flat.constants,
     )

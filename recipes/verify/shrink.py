@@ -6,6 +6,7 @@ from typing import Any
 
 from recipes.config import Config
 from recipes.placement.resolve import Cell, Table
+from recipes.placement.state import StatePlacement
 from zoo.checks import ConfigError
 
 
@@ -32,28 +33,39 @@ def shrink(config: Config, table: Table, layers: int | None = None, sequence: in
         dense = sum(layer < config.model.num_dense_layers for layer in kept)  # type: ignore[union-attr]
         model = dataclasses.replace(config.model, num_layers=layers, num_dense_layers=dense)
     rows = [table.layers[layer] for layer in (*kept, *range(config.model.num_layers, len(table.layers)))]
-    placement = dataclasses.replace(config.placement, activations={}, layers=_said(rows))
+    state = _state_of(table, (*kept, *range(config.model.num_layers, len(table.layers))))
+    placement = dataclasses.replace(config.placement, activations={}, layers=_said(rows), state=state)
     return dataclasses.replace(config, model=model, placement=placement)
 
 
 def num_rows(table: Table, config: Config) -> int:
     """How many distinct rows the layers of the model have: no fewer can be checked."""
-    return len({_row(row) for row in table.layers[: config.model.num_layers]})
+    return len({_row(table, layer) for layer in range(config.model.num_layers)})
 
 
 def _kept(table: Table, layers: int, num_layers: int) -> list[int]:
     """The first layer of each distinct row, and further ones from the front."""
     first: dict[Any, int] = {}
-    for layer, row in enumerate(table.layers[:num_layers]):
-        first.setdefault(_row(row), layer)
+    for layer in range(num_layers):
+        first.setdefault(_row(table, layer), layer)
     if layers < len(first):
         raise ConfigError("layers", layers, f"the table has {len(first)} distinct rows: that many layers at least")
     others = [layer for layer in range(num_layers) if layer not in first.values()]
     return sorted([*first.values(), *others[: layers - len(first)]])
 
 
-def _row(row: dict[str, Cell]) -> tuple:
-    return tuple((tag, cell.place) for tag, cell in row.items())
+def _row(table: Table, layer: int) -> tuple:
+    places = tuple((tag, cell.place) for tag, cell in table.layers[layer].items())
+    return places, table.placement.state.row(layer, len(table.layers))
+
+
+def _state_of(table: Table, kept: Sequence[int]) -> StatePlacement:
+    """The places of the state, what is said of layers by their new numbers."""
+    state = table.placement.state
+    if not state.layers:
+        return state
+    layers = {str(number): state.said(layer, len(table.layers)) for number, layer in enumerate(kept)}
+    return dataclasses.replace(state, layers=layers)
 
 
 def _said(rows: Sequence[dict[str, Cell]]) -> dict[str, dict[str, str]]:

@@ -22,7 +22,8 @@ def may_start(setup: Setup) -> bool:
     It cannot under a compiler that is known to be wrong, nor, with `verify=true`, if a small model's gradients differ.
     """
     config = setup.config
-    versions = check_versions(jax.default_backend(), setup.table.place_bytes("host") > 0, config.accept)
+    hosted = setup.table.place_bytes("host") > 0 or config.placement.state.anything_on_host
+    versions = check_versions(jax.default_backend(), hosted, config.accept)
     if versions.problems or versions.notes:
         print(versions)
     if not versions.ok or config.verify != "true":

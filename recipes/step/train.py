@@ -65,14 +65,8 @@ def make_train_step(
         run = _on_mesh(loss, mesh, wide_gradients)
         result, gradients = _gradients(run, trainable, rest, batch, accumulate, mesh)
         gradients = constrain(gradients, mesh, RULES if zero > 1 else RULES_AT_USE)
-
-        def scale(gradient: Array) -> Array:
-            return gradient.astype(jnp.float32) / result.weight
-
-        norm = global_norm(gradients, scale)
-        keep = jnp.isfinite(norm) & jnp.isfinite(result.total)
         trained = Trained(trainable, state.master, state.opt_state)
-        trained = updated(optimizer, trained, gradients, scale, norm, keep)
+        trained, norm, keep = _updated(optimizer, trained, gradients, result)
         params = eqx.combine(trained.params, rest)
         if result.stats is not None and router_bias_rate:
             rate = router_bias_rate * keep.astype(jnp.float32)
@@ -82,6 +76,19 @@ def make_train_step(
         return split_state(new, mesh, zero), _metrics(result, norm, keep, new.opt_state)
 
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options(platform))
+
+
+def _updated(
+    optimizer: optax.GradientTransformation, trained: Trained, gradients: PyTree, result: Loss
+) -> tuple[Trained, Array, Array]:
+    """What is trained after the step, the gradients' norm, and whether it and the loss are finite."""
+
+    def scale(gradient: Array) -> Array:
+        return gradient.astype(jnp.float32) / result.weight
+
+    norm = global_norm(gradients, scale)
+    keep = jnp.isfinite(norm) & jnp.isfinite(result.total)
+    return updated(optimizer, trained, gradients, scale, norm, keep), norm, keep
 
 
 def _on_mesh(loss: LossFunction, mesh: Mesh | None, wide: bool) -> LossFunction:

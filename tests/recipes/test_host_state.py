@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from tests import helpers
 from tests.recipes.test_gradients import config
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
+from zoo.paths import flat
 
 LLAMA = LlamaConfig(
     vocab_size=16, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_dim=24, tied_embeddings=True
@@ -61,7 +63,7 @@ class Case:
     """A run of `STEPS` steps; `optimizer` None is AdamW as recipes make it, with clipping."""
 
     model: Any = LLAMA
-    state: Any = ALL
+    state: Any = dataclasses.field(default_factory=lambda: ALL)
     activations: str = "remat"
     fsdp: int = 1
     optimizer: Any = None
@@ -152,7 +154,7 @@ def test_twenty_steps_equal_those_with_all_on_the_device(name: str):
 
 @pytest.mark.parametrize("name", CASES if helpers.LONG else QUICK)
 def test_kinds_of_memory(name: str):
-    """Case 17: as asked after the first state is made, after a step, and after twenty; of the twin all on the device."""
+    """Case 17: as asked of the first state, after a step, and after twenty; all of the twin on the device."""
     run = runs(name)
     asked = places_of(run.first)
     assert "host" in asked

@@ -63,7 +63,7 @@ def test_a_step_with_state_on_the_host_refuses_them(name: str):
     optimizer, names = OTHERS[name]
     placed = place(abstract("llama_one_layer"), Placement(state={"params": "host"}))  # type: ignore[arg-type]
     batch = {"tokens": jax.ShapeDtypeStruct((2, 6), jnp.int32)}
-    step = make_train_step(optimizer)
+    step: Any = make_train_step(optimizer)
 
     def traced(placed: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):

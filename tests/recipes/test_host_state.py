@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +16,12 @@ from recipes.config import Config
 from recipes.placement.segments import ON_DEVICE, replace_places, replace_state
 from recipes.placement.state import StatePlacement
 from recipes.setup import Setup
-from recipes.step.state import TrainState, settled_state
+from recipes.step.state import TrainState, places_of, settled_state
 from tests import helpers
 from tests.recipes.test_gradients import config
 from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
+from zoo.paths import flat
 
 LLAMA = LlamaConfig(
     vocab_size=16, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_dim=24, tied_embeddings=True
@@ -61,7 +63,7 @@ class Case:
     """A run of `STEPS` steps; `optimizer` None is AdamW as recipes make it, with clipping."""
 
     model: Any = LLAMA
-    state: Any = ALL
+    state: Any = dataclasses.field(default_factory=lambda: ALL)
     activations: str = "remat"
     fsdp: int = 1
     optimizer: Any = None
@@ -136,10 +138,52 @@ def runs(name: str) -> Runs:
     return Runs(setup, first, found[0], seen, found[1], found[2], found[3])
 
 
-@pytest.mark.parametrize("name", CASES)
+# Between them every kind of state, a mesh and accumulation.
+QUICK = ("one device", "eight devices, accumulation", "momentum, frozen", "deepseek, parts, moments and layers")
+
+
+@pytest.mark.parametrize("name", CASES if helpers.LONG else QUICK)
 def test_twenty_steps_equal_those_with_all_on_the_device(name: str):
+    """Cases 2, 3 and 18: micro-batches, the first step included, tied embeddings; the norm that is reported too."""
     run = runs(name)
     helpers.assert_bit_equal(run.metrics, run.twin_metrics)
     helpers.assert_bit_equal(helpers.host(unplace(run.last)), helpers.host(unplace(run.twin)))
     assert float(run.metrics[-1]["loss"]) < float(run.metrics[0]["loss"])
     assert all(each["skipped"] == 0 for each in run.metrics)
+
+
+@pytest.mark.parametrize("name", CASES if helpers.LONG else QUICK)
+def test_kinds_of_memory(name: str):
+    """Case 17: as asked of the first state, after a step, and after twenty; all of the twin on the device."""
+    run = runs(name)
+    asked = places_of(run.first)
+    assert "host" in asked
+    assert kinds(run.first) == run.kinds[0] == kinds(run.last) == asked
+    assert set(run.kinds[1]) == {"device"}
+
+
+def test_kinds_of_memory_after_taking_the_model_apart_and_placing_it_again():
+    run = runs("one device")
+    canonical = unplace(jax.tree.map(jnp.copy, run.last.params))
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(canonical)} == {"pinned_host"}
+    again = run.setup.place(canonical)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(again)} == {"pinned_host"}
+    helpers.assert_bit_equal(helpers.host(again), helpers.host(run.last.params))
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_but_counters():
+    """One parameter is not a number: gradients are not either."""
+    run = runs("deepseek, parts, moments and layers")
+    broken = eqx.tree_at(lambda state: state.params.norm.weight, jax.tree.map(jnp.copy, run.first), replace_fn=_nan)
+    before = helpers.host(broken)
+    after, metrics = run.setup.step(broken, batches(run.setup)[0])
+    assert float(metrics["skipped"]) == 1
+    after = helpers.host(after)
+    for part in ("params", "master", "opt_state"):
+        old, new = flat(getattr(before, part)), flat(getattr(after, part))
+        for name, value in old.items():
+            assert value.tobytes() == new[name].tobytes(), name
+
+
+def _nan(leaf: Any) -> Any:
+    return jnp.full_like(leaf, jnp.nan)

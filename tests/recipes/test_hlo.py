@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -35,7 +36,7 @@ def text(name: str) -> str:
     return (FOLDER / f"{name}.txt").read_text()
 
 
-def checked(hlo: str, **options: int) -> Compiled:
+def checked(hlo: str, **options: Any) -> Compiled:
     return check_hlo(hlo, trace(own_step.make_step("right"), *own_step.arguments()), **options)
 
 

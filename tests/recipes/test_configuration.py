@@ -133,7 +133,8 @@ def leaves(kind: type, prefix: str) -> Iterator[tuple[str, set[type]]]:
 KINDS = get_type_hints(schema.Config) | {"model": zoo.DeepSeekConfig}
 KEYS = {key: types for section in schema.SECTIONS for key, types in leaves(KINDS[section], section)}
 TAGS = "attn_query attn_kv_latent_normed attn_context mlp_gate moe_gate moe_chosen shared_up block_input".split()
-KNOWN = {"hydra", *TAGS, *(option for _, option in CHOICES), *(part for key in KEYS for part in key.split("."))}
+KNOWN = {"hydra", *TAGS, *(word for choice in CHOICES for word in choice)}
+KNOWN |= {part for key in KEYS for part in key.split(".")}
 
 NOT_A = {  # what a key of this type does not take
     int: ["abc", "1.5", "1e3", "nan", "inf", "true", "[1]", "{a:1}", "''", "null", "1__0", "${nothing}", "${model}"],

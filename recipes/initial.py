@@ -10,7 +10,7 @@ from recipes.config import Config
 from recipes.data.batches import Batches
 from recipes.data.source import Corpus
 from recipes.placement.show import format_bytes
-from recipes.plan.memory import tree_bytes
+from recipes.plan.memory import state_bytes
 from recipes.setup import Setup
 from zoo.checks import ConfigError
 from zoo.source import Source
@@ -67,10 +67,8 @@ def announce(setup: Setup, corpus: Corpus, batches: Batches) -> None:
 def state_line(setup: Setup) -> str:
     """How much of the state lives where, on one device and its host."""
     state = setup.abstract_state()
-    trees = {"parameters": state.params, "masters": state.master, "moments": state.opt_state}
-    sizes = {(name, place): tree_bytes(tree, place) for name, tree in trees.items() for place in ("device", "host")}
     words = []
     for place in ("device", "host"):
-        parts = [f"{name} {format_bytes(size)}" for (name, where), size in sizes.items() if where == place and size]
+        parts = [f"{name} {format_bytes(size)}" for name, size in state_bytes(state, place).items() if size]
         words.append(f"on the {place} {', '.join(parts) or 'nothing'}")
     return f"state of a device: {'; '.join(words)}"

@@ -249,5 +249,9 @@ def _unstack(blocks: PyTree, length: int) -> list[PyTree]:
     """One tree a layer. Slices of what is on the host are cut by a program: JAX indexes no host array."""
     if not any(on_host(leaf) for leaf in jax.tree.leaves(blocks)):
         return unstack(blocks, length)
-    cut = jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False))
-    return [jax.tree.map(lambda leaf, layer=layer: cut(leaf, layer), blocks) for layer in range(length)]
+    return [jax.tree.map(lambda leaf, layer=layer: _cut(leaf, layer), blocks) for layer in range(length)]
+
+
+@jax.jit
+def _cut(leaf: Array, layer: int) -> Array:
+    return jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False)

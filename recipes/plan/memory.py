@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from recipes.placement.hosted import place_of
 from recipes.plan.buffers import Buffer, Peak
+from recipes.step.state import TrainState
 
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "pred": "bool"}
 _DTYPES |= {
@@ -65,6 +66,12 @@ class Split:
 def tree_bytes(tree: PyTree, place: str) -> int:
     """Bytes of an abstract tree on one device, or on its host."""
     return sum(local_bytes(leaf) for leaf in jax.tree.leaves(tree) if place_of(leaf) == place)
+
+
+def state_bytes(state: TrainState, place: str) -> dict[str, int]:
+    """Bytes of an abstract state on one device, or on its host, by part."""
+    trees = {"parameters": state.params, "masters": state.master, "moments": state.opt_state}
+    return {part: tree_bytes(tree, place) for part, tree in trees.items()}
 
 
 def local_bytes(leaf: Any) -> int:

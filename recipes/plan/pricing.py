@@ -11,12 +11,11 @@ from recipes.config import Config
 from recipes.plan.compile import Compiled, Options, compile_fully, devices_of
 from recipes.plan.flops import work
 from recipes.plan.known import forward_loops, kept_anywhere, known_of
-from recipes.plan.memory import Known, split_device, split_host, tree_bytes
+from recipes.plan.memory import Known, split_device, split_host, state_bytes
 from recipes.plan.record import Plan
 from recipes.plan.targets import Target
 from recipes.plan.traffic import Moved, moved_activations, moved_state, traffic
 from recipes.setup import Setup
-from recipes.step.state import TrainState
 
 
 def price(fn: Callable, *args: PyTree, target: Target, name: str = "", options: Options | None = None) -> Plan:
@@ -62,7 +61,7 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
     except jax.errors.JaxRuntimeError as error:
         return _too_large(name, target, error, shape)
     done = work(compiled.program)
-    arguments, hosted = _state_bytes(state, "device"), _state_bytes(state, "host")
+    arguments, hosted = state_bytes(state, "device"), state_bytes(state, "host")
     arguments["batch and counters"] = compiled.memory.argument_bytes - sum(arguments.values())
     found = _split(compiled, arguments, known_of(setup, state, done), hosted)
     moved = moved_activations(found[1], config.train.accumulate) | moved_state(setup, state)
@@ -81,11 +80,6 @@ def price_step(config: Config, target: Target, name: str, options: Options | Non
         moved=moved,
         **shape,
     )
-
-
-def _state_bytes(state: TrainState, place: str) -> dict[str, int]:
-    trees = {"parameters": state.params, "masters": state.master, "moments": state.opt_state}
-    return {part: tree_bytes(tree, place) for part, tree in trees.items()}
 
 
 def _too_large(name: str, target: Target, error: Exception, shape: dict[str, Any]) -> Plan:

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from recipes.placement.hosted import place_of
 from recipes.placement.segments import Run
+from recipes.plan.memory import local_shape
 from recipes.verify.hlo_text import Array, arrays
 from recipes.verify.transfers import Transfer
 from zoo.paths import path_name
@@ -52,7 +53,7 @@ def arguments_of(lowered: Any, args: Sequence[Any]) -> tuple[Argument, ...]:
     """The arguments of the program that `fn(*args)` was lowered to; those that nothing reads are not among them."""
     donated = [each.donated for each in jax.tree.leaves(lowered.args_info[0])]
     asked = [
-        Argument(name, place_of(leaf), _local_shape(leaf), given, layers)
+        Argument(name, place_of(leaf), local_shape(leaf), given, layers)
         for (name, leaf, layers), given in zip(_leaves(tuple(args)), donated, strict=True)
     ]
     # No public way to ask which arguments were left out.
@@ -144,8 +145,3 @@ def _leaves(args: PyTree) -> Iterator[tuple[str, Any, int]]:
         layers = node.length if isinstance(node, Run) else 0
         for inner, leaf in jax.tree.leaves_with_path(node):
             yield path_name((*path[1:], *inner)), leaf, layers
-
-
-def _local_shape(leaf: Any) -> tuple[int, ...]:
-    sharding = getattr(leaf, "sharding", None)
-    return tuple(leaf.shape) if sharding is None else tuple(sharding.shard_shape(leaf.shape))

@@ -10,6 +10,7 @@ import jax
 import zoo
 from recipes.config import Config
 from recipes.listeners import Listener, Listeners
+from recipes.record import LOG
 from recipes.watch.events import Events
 from recipes.watch.history import History
 from recipes.watch.profile import Profile, steps_to_profile
@@ -17,7 +18,7 @@ from recipes.watch.stall import Watchdog
 from recipes.watch.summary import Device, summarise
 from recipes.watch.utilisation import known_target, training_flops
 
-LOG, PICTURE, TRACES = "metrics.jsonl", "metrics.png", "profile"
+PICTURE, TRACES = "metrics.png", "profile"
 
 
 class Watching(Listeners):

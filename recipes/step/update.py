@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float32, PyTree
 
-from recipes.placement.hosted import at_hand, move, place_of
+from recipes.placement.hosted import at_hand, move, on_host, place_of
 from recipes.placement.settle import settled
 from recipes.step.elementwise import not_elementwise
 from recipes.step.pieces import Piece, Pieces, any_on_host, is_run, pieces_of
@@ -30,8 +30,15 @@ class Trained(NamedTuple):
     opt_state: PyTree
 
 
+class Optimised(NamedTuple):
+    """What an optimizer changes: the masters, or the parameters where there are none, and its own state."""
+
+    weights: PyTree
+    opt_state: PyTree
+
+
 Scale = Callable[[Array], Array]  # of a gradient as it stands, to the float32 that the optimizer sees
-Step = Callable[[Trained, PyTree], Trained]
+Step = Callable[[Optimised, PyTree], Optimised]
 
 
 def global_norm(gradients: PyTree, scale: Scale) -> Float32[Array, ""]:
@@ -63,33 +70,49 @@ def updated(
 ) -> Trained:
     """`trained` after a step by the scaled gradients, or as it was where `keep` is false.
 
+    Parameters that have masters are these, rounded: they are written, never read.
     `norm` is that of all gradients, for transformations that ask for `global_norm`
     (`recipes.optim.clip_by_global_norm`).
     """
     transform = optax.with_extra_args_support(optimizer)
     norm = jax.lax.optimization_barrier(norm)
 
-    def step(trained: Trained, gradients: PyTree) -> Trained:
-        master = trained.params if trained.master is None else trained.master
-        trained, gradients = jax.lax.optimization_barrier((trained, gradients))
+    def step(state: Optimised, gradients: PyTree) -> Optimised:
+        state, gradients = jax.lax.optimization_barrier((state, gradients))
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
             slopes = jax.tree.map(scale, gradients)
-            updates, opt_state = transform.update(slopes, trained.opt_state, master, global_norm=norm)
-        new = optax.apply_updates(master, updates)
-        params = jax.tree.map(lambda old, new: new.astype(old.dtype), trained.params, new)
-        after = Trained(params, None if trained.master is None else new, opt_state)
-        return jax.lax.optimization_barrier(jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, trained))
+            updates, opt_state = transform.update(slopes, state.opt_state, state.weights, global_norm=norm)
+        new = Optimised(optax.apply_updates(state.weights, updates), opt_state)
+        return jax.lax.optimization_barrier(jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, state))
 
-    names = not_elementwise(optimizer, trained.params)
+    if trained.master is None:
+        state, params = _stepped(step, optimizer, Optimised(trained.params, trained.opt_state), None, gradients)
+        return Trained(state.weights, None, state.opt_state)
+    state = Optimised(trained.master, trained.opt_state)
+    state, params = _stepped(step, optimizer, state, trained.params, gradients)
+    return Trained(params, *state)
+
+
+def _stepped(
+    step: Step, optimizer: optax.GradientTransformation, state: Optimised, params: PyTree, gradients: PyTree
+) -> tuple[Optimised, PyTree]:
+    """The state after a step, and the `params` that are its weights rounded (None: there are none)."""
+    names = not_elementwise(optimizer, state.weights)
     if names:
-        _require_device(names, (trained, gradients))
-        return step(trained, gradients)
-    pieces = pieces_of(optimizer, trained.params)
+        _require_device(names, (state, params, gradients))
+        new = step(state, gradients)
+        return new, _rounded(new.weights, params)
+    pieces = pieces_of(optimizer, state.weights)
     parts = []
     for piece in pieces:
-        own = Trained(*(pieces.own(tree, piece) for tree in trained))
-        parts.append(_in_a_loop(step, own, pieces.own(gradients, piece), pieces, piece))
+        own = Optimised(*(pieces.own(tree, piece) for tree in state))
+        parts.append(_in_a_loop(step, own, pieces.own(params, piece), pieces.own(gradients, piece), pieces, piece))
     return eqx.combine(*parts)
+
+
+def _rounded(weights: PyTree, params: PyTree) -> PyTree:
+    """Parameters anew, of their masters."""
+    return None if params is None else jax.tree.map(lambda new, old: new.astype(old.dtype), weights, params)
 
 
 def _require_device(names: list[str], trees: PyTree) -> None:
@@ -100,14 +123,19 @@ def _require_device(names: list[str], trees: PyTree) -> None:
         raise ConfigError("placement.state", "host", problem, hint=hint or "keep the state on the device")
 
 
-def _in_a_loop(step: Step, trained: Trained, gradients: PyTree, pieces: Pieces, piece: Piece) -> Trained:
+def _in_a_loop(
+    step: Step, state: Optimised, params: PyTree, gradients: PyTree, pieces: Pieces, piece: Piece
+) -> tuple[Optimised, PyTree]:
     """The update of a segment's stacks, layer by layer; or of one array, in a loop of one step.
 
     Without the loop XLA would bring that array to the device at the start of the program.
     """
-    leaves, structure = jax.tree.flatten(trained)
-    shared = [False] * len(jax.tree.leaves(trained[:2])) + pieces.is_shared(trained.opt_state)
+    before, structure = jax.tree.flatten(state)
+    shared = [False] * len(jax.tree.leaves(state.weights)) + pieces.is_shared(state.opt_state)
     stacked = piece in pieces.segments
+    # Parameters are changed in place on the host alone. On the device they are made anew: carried through the loop, XLA
+    # would keep the old ones till then, and copies of both in its favourite layout.
+    hosted = jax.tree.map(on_host, params)
 
     def read(array: Array, layer: Array) -> Array:
         """One layer of a stack, with its leading dim."""
@@ -117,16 +145,23 @@ def _in_a_loop(step: Step, trained: Trained, gradients: PyTree, pieces: Pieces, 
         new = move(new, place_of(array))
         return jax.lax.dynamic_update_slice_in_dim(array, new, layer, 0) if stacked else new
 
-    def visit(carried: list[Array], layer: Array) -> tuple[list[Array], None]:
+    def visit(carried: tuple[list[Array], PyTree], layer: Array) -> tuple[tuple[list[Array], PyTree], PyTree]:
+        stacks, far = carried
         # What all layers share starts, for each, from what it was before the first.
-        now = [old if same else read(x, layer) for x, old, same in zip(carried, leaves, shared, strict=True)]
+        now = [old if same else read(x, layer) for x, old, same in zip(stacks, before, shared, strict=True)]
         slopes = jax.tree.map(lambda x: read(x, layer), gradients)
-        after = jax.tree.leaves(step(jax.tree.unflatten(structure, now), slopes))
-        each = zip(carried, after, shared, strict=True)
-        return [new if same else write(old, new, layer) for old, new, same in each], None
+        after = step(jax.tree.unflatten(structure, now), slopes)
+        each = zip(stacks, jax.tree.leaves(after), shared, strict=True)
+        stacks = [new if same else write(x, new, layer) for x, new, same in each]
+        new_far, near = eqx.partition(_rounded(after.weights, params), hosted)
+        far = jax.tree.map(lambda x, new: write(x, new, layer), far, new_far)
+        return (stacks, far), jax.tree.map(lambda x: x[0], near) if stacked else near
 
     length = jax.tree.leaves(gradients)[0].shape[0] if stacked else 1
-    return jax.tree.unflatten(structure, jax.lax.scan(visit, leaves, jnp.arange(length, dtype=jnp.int32))[0])
+    far, _ = eqx.partition(params, hosted)
+    (after, far), near = jax.lax.scan(visit, (before, far), jnp.arange(length, dtype=jnp.int32))
+    near = near if stacked else jax.tree.map(lambda x: x[0], near)
+    return jax.tree.unflatten(structure, after), eqx.combine(far, near)
 
 
 def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyTree) -> PyTree:

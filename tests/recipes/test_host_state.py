@@ -172,9 +172,10 @@ def test_kinds_of_memory_after_taking_the_model_apart_and_placing_it_again():
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_but_counters():
-    """One parameter is not a number: gradients are not either."""
+    """One parameter and its master are not a number: gradients are not either."""
     run = runs("deepseek, parts, moments and layers")
-    broken = eqx.tree_at(lambda state: state.params.norm.weight, jax.tree.map(jnp.copy, run.first), replace_fn=_nan)
+    state = jax.tree.map(jnp.copy, run.first)
+    broken = eqx.tree_at(lambda state: [state.params.norm.weight, state.master.norm.weight], state, replace_fn=_nan)
     before = helpers.host(broken)
     after, metrics = run.setup.step(broken, batches(run.setup)[0])
     assert float(metrics["skipped"]) == 1

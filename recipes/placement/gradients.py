@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from layers.nodes import replaced
-from recipes.placement.hosted import fetched, move, on_host, place_of
-from recipes.placement.segments import Run
+from recipes.placement.hosted import fetched, layer_of, move, on_host, place_of, with_layer
+from recipes.placement.segments import is_run
 from recipes.placement.settle import places_in
 
 
@@ -19,12 +19,17 @@ def landings(params: PyTree) -> PyTree:
 
     The zeros are never read: see `arrived`.
     """
-    leaves, structure = jax.tree.flatten(params)
-    pairs = zip(leaves, places_in(params, "gradients", params), strict=True)
-    landed = [
-        leaf if _at_home(leaf, place) else move(jnp.zeros(leaf.shape, leaf.dtype), place) for leaf, place in pairs
-    ]
-    return jax.tree.unflatten(structure, landed)
+
+    def landing(leaf: Array, place: str) -> Array:
+        return leaf if _at_home(leaf, place) else move(jnp.zeros(leaf.shape, leaf.dtype), place)
+
+    return jax.tree.map(landing, params, places_in(params, "gradients", params))
+
+
+def landing_on_host(params: PyTree, placed: PyTree) -> list[Any]:
+    """The parameters whose gradients the placement of the placed model wants on the host."""
+    pairs = zip(*map(jax.tree.leaves, (params, places_in(params, "gradients", placed))), strict=True)
+    return [leaf for leaf, place in pairs if place == "host"]
 
 
 def arrived(landing: PyTree, params: PyTree, rest: PyTree) -> PyTree:
@@ -32,13 +37,13 @@ def arrived(landing: PyTree, params: PyTree, rest: PyTree) -> PyTree:
 
     `rest` is what is not trained. What stands outside of segments is on the device; segments fetch layer by layer.
     """
-    wanted = iter(places_in(params, "gradients", params))
+    wanted = iter(jax.tree.leaves(places_in(params, "gradients", params)))
 
     def source(leaf: Any) -> Any:
         return None if leaf is None or _at_home(leaf, next(wanted)) else leaf
 
     def change(landed: Any, own: Any) -> Any:
-        if not isinstance(landed, Run):
+        if not is_run(landed):
             found = source(own)
             return move(landed, "device") if found is None else fetched(found, landed)
         sources = tuple(tuple(source(leaf) for leaf in _with_gaps(block)) for block in own.blocks)
@@ -58,16 +63,15 @@ def added(sums: PyTree, parts: PyTree) -> PyTree:
 
     def add_layers(total: Array, part: Array) -> Array:
         def visit(total: Array, layer: Array) -> tuple[Array, None]:
-            new = add(*(jax.lax.dynamic_slice_in_dim(x, layer, 1) for x in (total, part)))
-            return jax.lax.dynamic_update_slice_in_dim(total, new, layer, 0), None
+            return with_layer(total, add(layer_of(total, layer), layer_of(part, layer)), layer), None
 
         return jax.lax.scan(visit, total, jnp.arange(total.shape[0], dtype=jnp.int32))[0]
 
     def change(total: Any, part: Any) -> Any:
-        stacked = isinstance(total, Run)
+        stacked = is_run(total)
         return jax.tree.map(lambda a, b: add_layers(a, b) if stacked and on_host(a) else add(a, b), total, part)
 
-    return jax.tree.map(change, sums, parts, is_leaf=lambda node: isinstance(node, Run))
+    return jax.tree.map(change, sums, parts, is_leaf=is_run)
 
 
 def _at_home(leaf: Array, place: str) -> bool:
@@ -79,4 +83,4 @@ def _with_gaps(tree: PyTree) -> Iterator[Any]:
 
 
 def _is_run_or_none(node: object) -> bool:
-    return node is None or isinstance(node, Run)
+    return node is None or is_run(node)

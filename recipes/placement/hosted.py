@@ -53,6 +53,16 @@ def at_hand(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: move(leaf, "device"), tree)
 
 
+def layer_of(stack: Any, layer: Any) -> Any:
+    """One layer of a traced stack, with its leading dim, where the stack is."""
+    return jax.lax.dynamic_slice_in_dim(stack, layer, 1)
+
+
+def with_layer(stack: Any, new: Any, layer: Any) -> Any:
+    """The stack with one layer changed, where the stack is."""
+    return jax.lax.dynamic_update_slice_in_dim(stack, move(new, place_of(stack)), layer, 0)
+
+
 def stack_on_host(leaves: Sequence[jax.Array]) -> jax.Array:
     """Arrays on the host of equal parts as one, with a leading dim, without the help of a device."""
     shape, old = (len(leaves), *leaves[0].shape), leaves[0].sharding

@@ -12,7 +12,7 @@ from layers.tag import Tag, tags
 from recipes.placement.effect import DEFAULT_EXAMPLE, savable, stacks
 from recipes.placement.layer_keys import layer_numbers
 from recipes.placement.segments import PlacedStack, map_stacks, place_stack, runs_of
-from recipes.placement.settle import check_parts, settled_params
+from recipes.placement.settle import check_parts, places_in_model, settled
 from recipes.placement.spec import Placement
 from recipes.placement.state import StatePlacement
 from recipes.sharding.rules import constrain
@@ -147,7 +147,7 @@ def place(
     placed = map_stacks(change, model)
     if mesh is not None:
         placed = constrain(spread(placed, mesh, expert_bound), mesh)
-    return settled_params(placed)
+    return settled(placed, places_in_model(placed))
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,11 @@ def _interleave(*parts: Array) -> Array:
     return parts[0] if len(parts) == 1 else jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
+def is_run(node: object) -> bool:
+    """Whether a node of a tree is a run of layers."""
+    return isinstance(node, Run)
+
+
 class PlacedStack(eqx.Module):
     """A `Stack` as runs; same call. What a run reports has a leading dim of its layers.
 
@@ -195,9 +200,9 @@ def unplace(placed: PyTree) -> PyTree:
 def outside_at_hand(placed: PyTree) -> PyTree:
     """The placed model with all that stands outside its segments on the device; segments fetch layer by layer."""
     return jax.tree.map(
-        lambda node: node if isinstance(node, Run) else move(node, "device"),
+        lambda node: node if is_run(node) else move(node, "device"),
         placed,
-        is_leaf=lambda node: isinstance(node, Run),
+        is_leaf=is_run,
     )
 
 

@@ -42,44 +42,45 @@ def describe(tree: PyTree) -> Iterator[Described]:
             yield Described(node, outer, None)
 
 
-def places(tree: PyTree, kind: str, state: StatePlacement, num_layers: int) -> list[str]:
-    """The place of each array of a tree, of one kind (`params`, `master`, `gradients`, `optimizer`), in order.
+def places(tree: PyTree, kind: str, state: StatePlacement, num_layers: int) -> PyTree:
+    """The tree, of one kind (`params`, `master`, `gradients`, `optimizer`), with the place of each array in its stead.
 
     Numbers without dims, such as an optimizer's count of steps, stay on the device.
     """
-    return [
-        state.place(kind, names, layer, num_layers) if leaf.ndim else "device" for leaf, names, layer in describe(tree)
-    ]
+    each = describe(tree)
+    found = [state.place(kind, names, layer, num_layers) if leaf.ndim else "device" for leaf, names, layer in each]
+    return jax.tree.unflatten(jax.tree.structure(tree), found)
 
 
-def places_in(tree: PyTree, kind: str, placed: PyTree) -> list[str]:
-    """The place of each array of a tree, by the placement of a placed model; without segments all is on the device."""
+def places_in(tree: PyTree, kind: str, placed: PyTree) -> PyTree:
+    """The tree with the place of each array in its stead, by the placement of a placed model.
+
+    Without segments all is on the device.
+    """
     stacks = placed_stacks(placed)
     state = stacks[0].state if stacks else StatePlacement()
     if not state.anything_on_host:
-        return ["device"] * len(jax.tree.leaves(tree))
-    return places(tree, kind, state, sum(len(run.layers) for stack in stacks for run in stack.runs))
+        return _all_on_device(tree)
+    num_layers = sum(len(run.layers) for stack in stacks for run in stack.runs)
+    return places(tree, kind, state, num_layers)
 
 
-def settled(tree: PyTree, kind: str, placed: PyTree) -> PyTree:
-    """The tree with each array where the placement of the placed model says, traced, abstract or moved there."""
-    leaves, structure = jax.tree.flatten(tree)
-    wanted = places_in(tree, kind, placed)
-    return jax.tree.unflatten(structure, [move(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)])
-
-
-def settled_params(placed: PyTree) -> PyTree:
-    """A placed model with its parameters where its placement says; buffers stay on the device."""
+def places_in_model(placed: PyTree) -> PyTree:
+    """The place of each array of a placed model, in its stead; buffers stay on the device."""
     params, buffers = split_buffers(placed)
-    return eqx.combine(settled(params, "params", placed), buffers)
+    return eqx.combine(places_in(params, "params", placed), _all_on_device(buffers))
+
+
+def settled(tree: PyTree, wanted: PyTree) -> PyTree:
+    """The tree with each array on its place, traced, abstract or moved there."""
+    return jax.tree.map(move, tree, wanted)
 
 
 def with_kinds(shardings: PyTree, model: PyTree, state: StatePlacement) -> PyTree:
     """Shardings of a canonical model's parameters with the kinds of memory that these are to be in, at hand."""
     params, buffers = split_buffers(model)
     num_layers = sum(layer is not None for layer in {layer for _, _, layer in describe(model)})
-    wanted = jax.tree.unflatten(jax.tree.structure(params), places(params, "params", state, num_layers))
-    wanted = eqx.combine(wanted, jax.tree.map(lambda _: "device", buffers))
+    wanted = eqx.combine(places(params, "params", state, num_layers), _all_on_device(buffers))
     return jax.tree.map(lambda place, each: each.with_memory_kind(KINDS[place]), wanted, shardings)
 
 
@@ -93,6 +94,10 @@ def check_parts(tree: PyTree, kind: str, state: StatePlacement) -> None:
                 raise ConfigError(entry.key, entry.place, f"no {part} in the {kind}", allowed=allowed, name=part)
         if not any(all(is_part(part, names) for part in entry.names) for names in known):
             raise ConfigError(entry.key, entry.place, f"no array of the {kind} is in {' and '.join(entry.names)}")
+
+
+def _all_on_device(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda _: "device", tree)
 
 
 def _block(block: PyTree, outer: tuple[str, ...], layer: int) -> Iterator[Described]:

@@ -6,14 +6,13 @@ from typing import Any
 import jax
 
 from layers.buffer import split_buffers
+from recipes.placement.gradients import landing_on_host
 from recipes.placement.hosted import on_host
-from recipes.placement.segments import Run
-from recipes.placement.settle import places_in
+from recipes.placement.segments import is_run
 from recipes.plan.memory import local_bytes
 from recipes.plan.record import Traffic
 from recipes.plan.targets import Target
 from recipes.setup import Setup
-from recipes.step.pieces import is_run
 from recipes.step.state import TrainState, split_trainable
 
 Moved = dict[str, tuple[int, int]]  # part -> bytes to the host, bytes to the device
@@ -58,16 +57,14 @@ def moved_state(setup: Setup, state: TrainState) -> Moved:
     for part, tree in {"masters": state.master, "moments": state.opt_state}.items():
         for leaf in filter(on_host, jax.tree.leaves(tree)):
             add(part, local_bytes(leaf), 1, 1)
-    wanted = places_in(trainable, "gradients", state.params)
-    for leaf, place in zip(jax.tree.leaves(trainable), wanted, strict=True):
-        if place == "host":
-            size = local_bytes(leaf)
-            add("gradients", size, times, 2 if times == 1 else times)
-            if times > 1:  # sums are float32
-                add("gradients", size * 4 // leaf.dtype.itemsize, times, times + 2)
+    for leaf in landing_on_host(trainable, state.params):
+        size = local_bytes(leaf)
+        add("gradients", size, times, 2 if times == 1 else times)
+        if times > 1:  # sums are float32
+            add("gradients", size * 4 // leaf.dtype.itemsize, times, times + 2)
     return {part: each for part, each in moved.items() if any(each)}
 
 
 def _with_layers(tree: Any) -> list[tuple[Any, bool]]:
     nodes = jax.tree.leaves(tree, is_leaf=is_run)
-    return [(leaf, isinstance(node, Run)) for node in nodes for leaf in jax.tree.leaves(node)]
+    return [(leaf, is_run(node)) for node in nodes for leaf in jax.tree.leaves(node)]

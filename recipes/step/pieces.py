@@ -9,15 +9,10 @@ import optax
 from jaxtyping import PyTree
 
 from recipes.placement.hosted import on_host
-from recipes.placement.segments import Run
+from recipes.placement.segments import is_run
 from zoo.paths import flat, path_name
 
 Piece = int | str  # a segment by its first layer, or an array by the path of its parameter
-
-
-def is_run(node: object) -> bool:
-    """Whether a node of a tree is a segment."""
-    return isinstance(node, Run)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from jaxtyping import Array, Int32, PyTree
 
 from layers.buffer import split_buffers
 from recipes.placement.hosted import move, on_host, place_of
-from recipes.placement.settle import places_in, settled, settled_params
+from recipes.placement.segments import is_run
+from recipes.placement.settle import places_in, places_in_model, settled
 from recipes.sharding.rules import RULES, RULES_AT_USE, constrain
-from recipes.step.pieces import is_run
 from recipes.step.update import initial
 
 Mask = Callable[[PyTree], PyTree]  # of parameters, as `recipes.canonical_mask` makes it
@@ -58,28 +58,21 @@ def init_state(
 
 def settled_state(state: TrainState) -> TrainState:
     """The state with each array where the placement of its model says, traced, abstract or moved there."""
-    return dataclasses.replace(
-        state,
-        params=settled_params(state.params),
-        master=settled(state.master, "master", state.params),
-        opt_state=settled(state.opt_state, "optimizer", state.params),
-    )
+    return settled(state, _places(state))
 
 
 def places_of(state: TrainState) -> list[str]:
     """The place of each array, in order, that the placement of the state's model asks for."""
-    params, buffers = split_buffers(state.params)
-    everywhere = dataclasses.replace(
+    return jax.tree.leaves(_places(state))
+
+
+def _places(state: TrainState) -> TrainState:
+    return dataclasses.replace(
         jax.tree.map(lambda _: "device", state),
-        params=eqx.combine(_placed(params, "params", state.params), jax.tree.map(lambda _: "device", buffers)),
-        master=_placed(state.master, "master", state.params),
-        opt_state=_placed(state.opt_state, "optimizer", state.params),
+        params=places_in_model(state.params),
+        master=places_in(state.master, "master", state.params),
+        opt_state=places_in(state.opt_state, "optimizer", state.params),
     )
-    return jax.tree.leaves(everywhere)
-
-
-def _placed(tree: PyTree, kind: str, placed: PyTree) -> PyTree:
-    return jax.tree.unflatten(jax.tree.structure(tree), places_in(tree, kind, placed))
 
 
 def split_state(state: TrainState, mesh: Mesh | None, zero: int = 3) -> TrainState:

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float32, PyTree
 
-from recipes.placement.hosted import at_hand, move, on_host, place_of
-from recipes.placement.settle import settled
+from recipes.placement.hosted import at_hand, layer_of, move, on_host, place_of, with_layer
+from recipes.placement.segments import is_run
+from recipes.placement.settle import places_in, settled
 from recipes.step.elementwise import not_elementwise
-from recipes.step.pieces import Piece, Pieces, any_on_host, is_run, pieces_of
+from recipes.step.pieces import Piece, Pieces, any_on_host, pieces_of
 from zoo.checks import ConfigError
 
 
@@ -138,12 +139,10 @@ def _in_a_loop(
     hosted = jax.tree.map(on_host, params)
 
     def read(array: Array, layer: Array) -> Array:
-        """One layer of a stack, with its leading dim."""
-        return move(jax.lax.dynamic_slice_in_dim(array, layer, 1) if stacked else array, "device")
+        return move(layer_of(array, layer) if stacked else array, "device")
 
     def write(array: Array, new: Array, layer: Array) -> Array:
-        new = move(new, place_of(array))
-        return jax.lax.dynamic_update_slice_in_dim(array, new, layer, 0) if stacked else new
+        return with_layer(array, new, layer) if stacked else move(new, place_of(array))
 
     def visit(carried: tuple[list[Array], PyTree], layer: Array) -> tuple[tuple[list[Array], PyTree], PyTree]:
         stacks, far = carried
@@ -168,7 +167,8 @@ def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyT
     """The optimizer's first state, where the placement of the model `placed` says; layer by layer as in `updated`."""
 
     def init(params: PyTree) -> PyTree:
-        return settled(optimizer.init(at_hand(params)), "optimizer", placed)
+        made = optimizer.init(at_hand(params))
+        return settled(made, places_in(made, "optimizer", placed))
 
     with jax.numpy_dtype_promotion("standard"):
         made = jax.eval_shape(init, params)

@@ -10,7 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from recipes.placement.hosted import place_of
-from recipes.placement.segments import Run
+from recipes.placement.segments import is_run
 from recipes.plan.memory import local_shape
 from recipes.verify.hlo_text import Array, arrays
 from recipes.verify.transfers import Transfer
@@ -141,7 +141,7 @@ def _entry(hlo: str) -> tuple[tuple[Array, ...], tuple[Array, ...], dict[int, in
 
 def _leaves(args: PyTree) -> Iterator[tuple[str, Any, int]]:
     """Path, array and number of layers of each."""
-    for path, node in jax.tree.leaves_with_path(args, is_leaf=lambda node: isinstance(node, Run)):
-        layers = node.length if isinstance(node, Run) else 0
+    for path, node in jax.tree.leaves_with_path(args, is_leaf=is_run):
+        layers = node.length if is_run(node) else 0
         for inner, leaf in jax.tree.leaves_with_path(node):
             yield path_name((*path[1:], *inner)), leaf, layers

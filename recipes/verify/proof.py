@@ -10,7 +10,7 @@ import jax
 
 import zoo
 from recipes.config import Config
-from recipes.placement.settle import places_in
+from recipes.placement.gradients import landing_on_host
 from recipes.plan.memory import local_bytes
 from recipes.setup import Setup
 from recipes.sharding.config import MeshConfig
@@ -100,8 +100,7 @@ def subject(config: Config, target: "Target") -> Subject:
 def gradient_bytes(setup: Setup, state: TrainState) -> int:
     """Bytes of the gradients that the placement asks for on the host of a device, with the sums of micro-batches."""
     trainable = split_trainable(state.params, setup.frozen)[0]
-    sizes = zip(jax.tree.leaves(trainable), places_in(trainable, "gradients", state.params), strict=True)
-    hosted = [leaf for leaf, place in sizes if place == "host"]
+    hosted = landing_on_host(trainable, state.params)
     sums = 4 * sum(local_bytes(leaf) // leaf.dtype.itemsize for leaf in hosted)
     return sum(map(local_bytes, hosted)) + (sums if setup.config.train.accumulate > 1 else 0)
 

@@ -45,15 +45,21 @@ def init_state(
     """
     trainable, _ = split_trainable(placed, frozen)
     narrow = jnp.dtype(dtype) != jnp.float32
-    return settled_state(
-        TrainState(
-            step=jnp.zeros((), jnp.int32),
-            cursor=jnp.zeros((), jnp.int32),
-            params=cast(placed, dtype) if narrow else placed,
-            master=cast(trainable, jnp.float32) if narrow else None,
-            opt_state=initial(optimizer, trainable, placed),
-        )
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32),
+        cursor=jnp.zeros((), jnp.int32),
+        params=cast(placed, dtype) if narrow else placed,
+        master=cast(trainable, jnp.float32) if narrow else None,
+        opt_state=initial(optimizer, trainable, placed),
     )
+    return jax.tree.map(_committed, settled_state(state))
+
+
+def _committed(leaf: Any) -> Any:
+    """An array bound to its device, as those that a step returns are: else the second step would compile anew."""
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.device_put(leaf, leaf.sharding)
 
 
 def settled_state(state: TrainState) -> TrainState:

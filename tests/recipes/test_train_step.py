@@ -61,6 +61,7 @@ def history(dtype: str) -> tuple[list[TrainState], list[dict[str, float]]]:
         assert all(leaf.is_deleted() for leaf in old)  # donated; the old learning rate is not read, hence not taken
         states.append(snapshot(state))
         metrics.append({name: float(value) for name, value in reported.items()})
+    assert step._cache_size() == 1  # compiled once, though its own results come back to it
     return states, metrics
 
 

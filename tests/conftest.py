@@ -1,8 +1,15 @@
 """Set-up of every test: the CPU, shapes checked at run time, no implicit promotion of dtypes or ranks."""
 
 import os
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the time goes into compiling for the CPU, of programs that run for milliseconds: XLA makes its usual graph of
+# them, but optimises no machine code (`usual_machine_code` has it do so), and what is compiled twice is kept.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share it, and so do the processes that tests start
+    compiled = tempfile.TemporaryDirectory(prefix="offload-zoo-tests-")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", compiled.name)
 
 import jaxtyping
 
@@ -11,6 +18,7 @@ jaxtyping.install_import_hook(["layers", "zoo"], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -20,3 +28,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("default", deadline=None, max_examples=15, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("ZOO_PROFILE", "default"))
+
+
+@pytest.fixture
+def usual_machine_code():
+    """For tests of numbers to the last bit."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -18,6 +18,11 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 LONG = os.environ.get("ZOO_PROFILE") == "long"
 
+# Where XLA keeps the machine code of GPU kernels, which many of the programs that are compiled share: half of the time.
+# A file for each process; it is read after XLA has assigned all memory.
+_KERNELS = Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / f"kernels-{os.getpid()}"
+KERNELS = {"xla_gpu_kernel_cache_file": str(_KERNELS)}
+
 # float32 against a float64 oracle, or two float32 programs that sum in another order: some 64 terms a sum and a few
 # operations in a row, each rounded to 2^-24. Measured: at most 4e-6, in gradients.
 FLOAT32 = 1e-5

@@ -4,7 +4,6 @@ import functools
 import math
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,23 +54,12 @@ TOKENS = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
 # (model, seed, layers, at most so many stretches of layers)
 RANDOM = [("llama", seed, 12, 3) for seed in range(14)] + [("deepseek", seed, 8, 3) for seed in range(6)]
 DEEP = [("llama", seed, 32, 10) for seed in range(10)]  # more segments: tests/bench/compile_runs.py
-QUICK = {("llama", 12): 4, ("deepseek", 8): 1, ("llama", 32): 2}  # how many of them the default profile compiles
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where XLA keeps the machine code of kernels, which most of these programs share: half of the time."""
-    global kernel_file
-    kernel_file = tmp_path_factory.mktemp("kernels") / "cache"
-    return kernel_file
-
-
-kernel_file = Path()
+QUICK = {("llama", 12): 3, ("deepseek", 8): 1, ("llama", 32): 1}  # how many of them the default profile compiles
 
 
 def compiled(function: Any, *args: Any) -> CompiledMemory:
-    """With the options of a train step; the cache is read after XLA has assigned all memory."""
-    options = compiler_options("cuda") | {"xla_gpu_kernel_cache_file": str(kernel_file)}
+    """With the options of a train step."""
+    options = compiler_options("cuda") | helpers.KERNELS
     return compile_for(jax.jit(function, compiler_options=options), *args, target=Target.named("h200"))
 
 
@@ -109,7 +97,7 @@ def assert_as_asked(name: str, table: Table, memory: CompiledMemory, num_layers:
     assert memory.temp_bytes <= helpers.DEVICE_MEMORY * remat.temp_bytes + added, str(table)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS if helpers.LONG else ["llama"])
 def test_nothing_is_on_the_host_where_nothing_is_asked(name: str):
     table, memory = all_remat(name)
     assert table.place_bytes("host") == memory.host_temp_bytes == 0
@@ -240,7 +228,7 @@ def test_a_scan_of_ones_own(body: Any, names: set[str]):
     assert memory.host_temp_bytes == len(names) * 3 * 64 * 64 * 4
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS if helpers.LONG else ["deepseek"])
 def test_a_whole_train_step(name: str):
     """With its own options, donation and accumulation: activations of one micro-batch on the host, state in place."""
     canonical, placement, optimizer = model(name, 2), Placement(default="host"), optax.adam(1e-3)
@@ -249,7 +237,7 @@ def test_a_whole_train_step(name: str):
     state = jax.eval_shape(lambda placed: init_state(placed, optimizer), place(canonical, placement, table=table))
     step = make_train_step(optimizer, accumulate=2, router_bias_rate=1e-3, platform="cuda")
     with jax.numpy_dtype_promotion("standard"):
-        memory = compile_for(step, state, TOKENS, target=Target.named("h200"))
+        memory = compile_for(step, state, TOKENS, target=Target.named("h200"), options=helpers.KERNELS)
     assert memory.host_temp_bytes == table.place_bytes("host")
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert memory.alias_bytes == state_bytes

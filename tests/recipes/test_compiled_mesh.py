@@ -34,7 +34,9 @@ def compiled(name: str, shape: dict[str, int], *, wide: bool = False) -> tuple[C
     batch = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
     step = recipes.make_train_step(optimizer, mesh=mesh, wide_gradients=wide, platform="cuda")
     with jax.numpy_dtype_promotion("standard"):
-        found = compile_for(step, constrain(state, mesh), constrain_batch(batch, mesh), target=TARGET)
+        found = compile_for(
+            step, constrain(state, mesh), constrain_batch(batch, mesh), target=TARGET, options=helpers.KERNELS
+        )
     return found, state, table.place_bytes("host")
 
 

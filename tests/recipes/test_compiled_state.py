@@ -23,6 +23,7 @@ from recipes.verify.hlo import Compiled
 from recipes.verify.hlo_text import parse
 from recipes.verify.proof import subject
 from recipes.verify.transfers import Transfer, transfers
+from tests import helpers
 from tests.recipes.test_gradients import config
 from zoo.llama.config import LlamaConfig
 
@@ -57,7 +58,7 @@ def checked(made: Subject, fn: Callable | None = None) -> Found:
     with jax.numpy_dtype_promotion("standard"):
         lowered = lower_for(fn, *made.args, target=TARGET)[1]
         traced = trace(fn, *made.args, asked=made.asked)
-    memory, arguments = compile_lowered(lowered, TARGET), arguments_of(lowered, made.args)
+    memory, arguments = compile_lowered(lowered, TARGET, helpers.KERNELS), arguments_of(lowered, made.args)
     sizes = {"host_temp_bytes": memory.host_temp_bytes, "gradient_bytes": made.gradient_bytes}
     report = check_hlo(memory.hlo, traced, devices=made.devices, arguments=arguments, **sizes)
     return Found(made, memory, arguments, report)

@@ -66,6 +66,7 @@ def gradients(name: str, placement: Placement, data: Any = None) -> Any:
     return unplace(value_and_gradient(total, placed, batch(name) if data is None else data))
 
 
+@pytest.mark.usefixtures("usual_machine_code")
 @pytest.mark.parametrize("name", ["llama_tied", "deepseek_v2"])
 def test_remat_host_and_device_agree_bit_for_bit(name: str):
     """In float32 on the CPU, with XLA's usual options: recomputing repeats the same operations."""

@@ -23,6 +23,8 @@ from zoo.deepseek.config import DeepSeekConfig, RouterConfig
 from zoo.llama.config import LlamaConfig
 from zoo.paths import flat
 
+pytestmark = pytest.mark.usefixtures("usual_machine_code")
+
 LLAMA = LlamaConfig(
     vocab_size=16, dim=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_dim=24, tied_embeddings=True
 )

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,21 +18,13 @@ from recipes.plan.pricing import price_step
 from recipes.plan.record import Plan
 from recipes.plan.targets import Target
 from recipes.sharding.config import MeshConfig
+from tests import helpers
 from zoo.llama.config import LlamaConfig
 
 # Dims are multiples of 128, as a TPU tiles them: tests/tpu runs the same.
 MODEL = LlamaConfig(vocab_size=128, dim=128, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=128, mlp_dim=256)
 WIDTHS = {"attn_query": 256, "attn_key": 128, "attn_value": 128, "attn_out": 128, "mlp_gate": 256, "mlp_up": 256}
 H200 = Target.named("h200")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    global kernel_file
-    kernel_file = tmp_path_factory.mktemp("kernels") / "cache"
-
-
-kernel_file = Path()
 
 
 def config_of(
@@ -55,9 +46,8 @@ def config_of(
 @functools.cache
 def planned(places: tuple[tuple[str, str], ...], *sizes: int) -> Plan:
     config = config_of(places, *sizes)
-    options = {"xla_gpu_kernel_cache_file": str(kernel_file)}
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        return price_step(config, H200.of(config.mesh.num_devices), "plan", options)
+        return price_step(config, H200.of(config.mesh.num_devices), "plan", helpers.KERNELS)
 
 
 @settings(max_examples=max(2, settings().max_examples // 30))  # an example compiles two steps

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from zoo.checks import ConfigError
+from zoo.folders import Folder, Remote, short
 
 CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
 _STATE = "state"  # where orbax has the arrays
@@ -46,11 +47,11 @@ class Writer:
     Of several processes each has a Writer of its own `process`, and one of them calls `join` in the end.
     """
 
-    def __init__(self, folder: Path, process: int | None = None):
+    def __init__(self, folder: Folder, process: int | None = None):
         import tensorstore
 
         self._tensorstore: Any = tensorstore
-        self._base, self._context = _base(folder, process), tensorstore.Context()
+        self._base, self._context = _base(folder, process), _context(folder)
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
         self._open: dict[str, Any] = {}
         self._writes: list[Any] = []
@@ -86,11 +87,11 @@ class Writer:
         return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
 
 
-def join(folder: Path, processes: int) -> None:
+def join(folder: Folder, processes: int) -> None:
     """The arrays that so many processes wrote parts of become one set: what each wrote is referred to, not copied."""
     import tensorstore
 
-    context, transaction = tensorstore.Context(), tensorstore.Transaction()
+    context, transaction = _context(folder), tensorstore.Transaction()
     whole = tensorstore.KvStore.open(_base(folder), context=context).result()
     for process in range(processes):
         part = tensorstore.KvStore.open(_base(folder, process), context=context).result()
@@ -118,17 +119,17 @@ def description(dtypes: Mapping[str, Any]) -> dict[str, bytes]:
         return {str(file.relative_to(made)): file.read_bytes() for file in [*around, made / _STATE / "_METADATA"]}
 
 
-def describe(folder: Path, files: Mapping[str, bytes]) -> None:
+def describe(folder: Folder, files: Mapping[str, bytes]) -> None:
     """Puts a `description` beside the arrays."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
 
 
-def open_arrays(folder: Path) -> dict[str, Any]:
+def open_arrays(folder: Folder) -> dict[str, Any]:
     """The arrays by path, not read yet. Raises ConfigError if what says where they are is missing or damaged."""
     import tensorstore
 
-    base, context = _base(folder), tensorstore.Context()
+    base, context = _base(folder), _context(folder)
     try:
         keys = [key.decode() for key in tensorstore.KvStore.open(base, context=context).result().list().result()]
         paths = [key.removesuffix(_ARRAY) for key in keys if key.endswith(_ARRAY)]
@@ -141,7 +142,7 @@ def open_arrays(folder: Path) -> dict[str, Any]:
         raise ConfigError("checkpoint", folder, f"cannot be read: {short(error)}") from error
 
 
-def read(folder: Path, path: str, array: Any, index: Any = ()) -> np.ndarray:
+def read(folder: Folder, path: str, array: Any, index: Any = ()) -> np.ndarray:
     """A part of an array of `open_arrays`. Raises ConfigError naming the leaf if it is missing or damaged."""
     try:
         return array[index].read().result()
@@ -149,15 +150,17 @@ def read(folder: Path, path: str, array: Any, index: Any = ()) -> np.ndarray:
         raise ConfigError("checkpoint", folder, f"{path} cannot be read: {short(error)}") from error
 
 
-def short(error: BaseException) -> str:
-    """The first line, without tensorstore's list of settings."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" [")[0]
-
-
-def _base(folder: Path, process: int | None = None) -> dict[str, Any]:
+def _base(folder: Folder, process: int | None = None) -> dict[str, Any]:
     """Where the arrays are, or what one of several processes wrote of them; the names are orbax's."""
-    inner = folder.absolute() / _STATE / ("" if process is None else f"ocdbt.process_{process}")
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{inner}/"}}
+    inner = folder / _STATE if process is None else folder / _STATE / f"ocdbt.process_{process}"
+    base = inner.spec if isinstance(inner, Remote) else {"driver": "file", "path": f"{inner.absolute()}/"}
+    return {"driver": "ocdbt", "base": base}
+
+
+def _context(folder: Folder) -> Any:
+    import tensorstore
+
+    return folder.context if isinstance(folder, Remote) else tensorstore.Context()
 
 
 def _spec(base: Mapping[str, Any], path: str) -> dict[str, Any]:

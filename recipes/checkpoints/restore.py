@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,11 +14,12 @@ from recipes.step.state import TrainState
 from zoo.arrays import open_arrays, read
 from zoo.checkpoint import WEIGHTS
 from zoo.checks import ConfigError
+from zoo.folders import Folder
 
 Name = tuple[str, str]  # folder and path of an array
 
 
-def restore(folder: Path, wanted: TrainState, *, allow_cast: bool = False) -> TrainState:
+def restore(folder: Folder, wanted: TrainState, *, allow_cast: bool = False) -> TrainState:
     """The state of a checkpoint in the structure, shardings and memories of the abstract state `wanted`.
 
     Read one leaf at a time, of each the parts of this process's devices. Raises ConfigError naming folder and leaf
@@ -37,7 +37,7 @@ def restore(folder: Path, wanted: TrainState, *, allow_cast: bool = False) -> Tr
 
 
 def _compare(
-    folder: Path, spots: Mapping[Name, Spot], leaves: list[Any], arrays: Mapping[Name, Any], allow_cast: bool
+    folder: Folder, spots: Mapping[Name, Spot], leaves: list[Any], arrays: Mapping[Name, Any], allow_cast: bool
 ) -> None:
     anew = "train.init_from=FOLDER begins with its weights alone"
     for name in [*spots, *(name for name in arrays if name not in spots)]:
@@ -56,7 +56,7 @@ def _compare(
             raise ConfigError("checkpoint", where, problem, hint="train.allow_cast=true converts it")
 
 
-def _leaf(folder: Path, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapping[Name, Any]) -> jax.Array:
+def _leaf(folder: Folder, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapping[Name, Any]) -> jax.Array:
     """One leaf, whole or the rows of a stack."""
     plain = _plain(leaf)
 

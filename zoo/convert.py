@@ -21,7 +21,7 @@ def open_weights(folder: str | Folder) -> Source:
     """
     path = at(folder)
     if isinstance(path, Remote):
-        return CheckpointSource(path)
+        return CheckpointSource(_complete(path))
     if not path.is_dir():
         raise ConfigError("folder", folder, "is no folder")
     if (path / checkpoint.CONFIG).exists():
@@ -30,6 +30,16 @@ def open_weights(folder: str | Folder) -> Source:
         return HuggingFaceSource(path)
     allowed = f"{checkpoint.CONFIG} (a checkpoint of this project) or {huggingface.CONFIG} (Hugging Face)"
     raise ConfigError("folder", folder, f"needs {allowed}")
+
+
+def _complete(folder: Remote) -> Remote:
+    """Raises ConfigError unless there is a checkpoint; a Hugging Face folder is read from a file system."""
+    try:
+        if not (folder / checkpoint.CONFIG).exists():
+            raise ConfigError("folder", folder, f"holds no {checkpoint.CONFIG}: it is no checkpoint of this project")
+    except OSError as error:
+        raise ConfigError("folder", folder, f"cannot be read: {error.strerror}") from error
+    return folder
 
 
 def load(folder: str | Folder, dtype: Any = None) -> Decoder:

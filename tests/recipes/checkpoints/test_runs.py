@@ -16,10 +16,12 @@ import zoo
 from recipes import loop
 from recipes.checkpoints import folder as folders
 from recipes.checkpoints.save import NotSaved, Saver
+from recipes.cli.again import as_before
 from recipes.config import TrainConfig
 from recipes.guards import Guards
 from recipes.record import Record, cut_back
 from recipes.stopping import stoppable
+from tests.object_store import object_store
 from tests.recipes.checkpoints.common import LLAMA, copied
 from tests.recipes.test_cli import zoo_train
 
@@ -98,6 +100,24 @@ def test_resume_must_and_never(alone, monkeypatch, tmp_path, capsys):
     assert f"the checkpoints that were there are now in {tmp_path / 'checkpoints.1'}" in capsys.readouterr().out
     assert (folders.steps(tmp_path / "checkpoints.1"), folders.steps(tmp_path / folders.NAME)) == ([1], [4, 5])
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_another_machine_goes_on_from_the_store(alone, monkeypatch, tmp_path, capsys):
+    with object_store(monkeypatch) as store:
+        there = "train.checkpoint_dir=s3://bucket/run"
+        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'a'}") == 0
+        assert there in as_before([f"run.dir={tmp_path / 'a'}"])
+        del store.objects["run/5/config.yaml"]
+        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'b'}") == 0
+        assert "goes on from s3://bucket/run/4, step 4 of 5" in capsys.readouterr().out
+        assert [path.name for path in tmp_path.rglob(folders.NAME)] == []
+        store.closed = True
+        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'c'}") == 2
+    refused = "train.checkpoint_dir=s3://bucket/run: cannot be written: PERMISSION_DENIED: AccessDenied: Access Denied"
+    assert refused in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+    assert numbers(tmp_path / "a") == numbers(alone)
+    assert numbers(tmp_path / "b") == numbers(alone)[-2:]
 
 
 def test_another_model_or_a_file_in_the_way_is_refused_and_nothing_changes(alone, monkeypatch, tmp_path, capsys):
@@ -207,9 +227,9 @@ def test_a_second_signal_interrupts_at_once():
 
 def test_checkpoints_that_are_kept(tmp_path):
     for step in range(1, 10):
-        folders.unfinished(tmp_path, step).mkdir()
+        folders.begin(tmp_path, step)
         folders.commit(tmp_path, step)
-    folders.unfinished(tmp_path, 11).mkdir()
+    folders.begin(tmp_path, 11)
     assert folders.steps(tmp_path) == list(range(1, 10))
     folders.prune(tmp_path, keep_last=2, keep_every=3)
     folders.clean(tmp_path)

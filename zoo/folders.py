@@ -18,6 +18,10 @@ from zoo.checks import ConfigError
 CONFIG = "config.yaml"  # of a checkpoint
 ALLOWED = ("a local folder", "gs://BUCKET/PATH", "s3://BUCKET/PATH")
 _RETRIES = {"gs": "gcs_request_retries", "s3": "s3_request_retries"}
+_CREDENTIALS = {
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud or the machine",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine; AWS_ENDPOINT_URL names the server",
+}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _ASK_S, _ASK_RETRIES = 30, 3  # for how long a store is asked whether it is there; 3 retries take 8 s
 _WAIT_S = 3600  # for what tensorstore tries again by itself, for a quarter of an hour
@@ -64,6 +68,11 @@ class Remote:
     def context(self) -> Any:
         """The `tensorstore.Context` of all that is read from and written to this store: it holds the credentials."""
         return self._store.context
+
+    @property
+    def credentials(self) -> str:
+        """Where the store's credentials are looked for."""
+        return _CREDENTIALS[self._store.scheme]
 
     def exists(self) -> bool:
         """Whether there is such an object. Gives up within seconds where the store does not answer."""
@@ -134,8 +143,8 @@ class _Store:
             spec["endpoint"] = endpoint.rstrip("/")
         if endpoint and region:  # AWS itself is asked for the bucket's
             spec["aws_region"] = region
-        if "AWS_ACCESS_KEY_ID" in os.environ:  # the first place anyway; at others absent files are complained of
-            spec["aws_credentials"] = {"type": "environment"}
+        if {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= os.environ.keys():
+            spec["aws_credentials"] = {"type": "environment"}  # first anyway; the others complain of absent files
         return spec
 
     @cached_property

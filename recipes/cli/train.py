@@ -59,7 +59,8 @@ def _require_folder(key: str, folder: Folder) -> None:
         try:
             folder.require_writable()
         except OSError as error:
-            raise ConfigError(key, folder, f"cannot be written: {error.strerror}") from error
+            hint = f"credentials come from {folder.credentials}"
+            raise ConfigError(key, folder, f"cannot be written: {error.strerror}", hint=hint) from error
         return
     path = folder.absolute()
     nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))

@@ -1,6 +1,7 @@
 """Runs of `zoo-train` with checkpoints: how they stop, go on, are refused, and what they look out for."""
 
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -118,6 +119,22 @@ def test_another_machine_goes_on_from_the_store(alone, monkeypatch, tmp_path, ca
     assert not (tmp_path / "c").exists()
     assert numbers(tmp_path / "a") == numbers(alone)
     assert numbers(tmp_path / "b") == numbers(alone)[-2:]
+
+
+def test_the_log_is_on_disk_before_a_checkpoint_is_there(alone, monkeypatch, tmp_path):
+    log, synced = tmp_path / "metrics.jsonl", []
+
+    def fsync(descriptor: int) -> None:
+        original(descriptor)
+        if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
+            synced.append(([row["step"] for row in rows(tmp_path)], folders.steps(tmp_path / folders.NAME)))
+
+    original = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    quick = ["train.steps=2", "train.validation_batches=0", "train.checkpoint_every=2", f"run.dir={tmp_path}"]
+    assert zoo_train(monkeypatch, *RUN, *quick) == 0
+    assert synced[0] == ([1, 2], [])
+    assert synced[-1] == ([1, 2], [2])
 
 
 def test_another_model_or_a_file_in_the_way_is_refused_and_nothing_changes(alone, monkeypatch, tmp_path, capsys):

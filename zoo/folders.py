@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -76,49 +77,52 @@ class Remote:
 
     def exists(self) -> bool:
         """Whether there is such an object. Gives up within seconds where the store does not answer."""
-
-        def ask(store: Any, ranges: Any) -> Any:
-            return store.list(ranges(self._path, f"{self._path}\0"))
-
-        return bool(self._done(ask, quick=True))
+        return self._path in self._listed(self._path, f"{self._path}\0", quick=True)
 
     def names(self) -> list[str]:
         """The names of all objects in this folder and those within, from it on: `4/config.yaml`."""
         start = f"{self._path}/"
-        listed = self._done(lambda store, ranges: store.list(ranges(start, f"{self._path}0"), len(start)))
-        return sorted(name.decode() for name in listed)
+        return sorted(name.removeprefix(start) for name in self._listed(start, f"{self._path}0"))
 
     def read_bytes(self) -> bytes:
         if not self.exists():  # which tells of a missing bucket, and does not wait for a store that is not there
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
-        return self._done(lambda store, _: store.read(self._path)).value
+        return self._done(lambda store: store.read(self._path)).value
 
     def read_text(self) -> str:
         return self.read_bytes().decode()
 
     def write_bytes(self, content: bytes) -> None:
-        self._done(lambda store, _: store.write(self._path, content))
+        self._done(lambda store: store.write(self._path, content))
 
     def write_text(self, content: str) -> None:
         self.write_bytes(content.encode())
 
     def remove(self) -> None:
         """Removes the folder, that which says that it is complete first; nothing if it is not there."""
-        self._done(lambda store, _: store.write(f"{self._path}/{CONFIG}", None))
-        self._done(lambda store, ranges: store.delete_range(ranges(f"{self._path}/", f"{self._path}0")))
+        self._done(lambda store: store.write(f"{self._path}/{CONFIG}", None))
+        names = self.names()
+        for removal in [self._store.patient.write(f"{self._path}/{name}", None) for name in names]:  # all at once
+            self._done(lambda _, removal=removal: removal)
 
     def require_writable(self) -> None:
-        """Writes an object and removes it; gives up as `exists` does."""
-        for content in (b"", None):
-            self._done(lambda store, _, content=content: store.write(f"{self._path}/.writable", content), quick=True)
+        """Writes an object of a name of its own and removes it; gives up as `exists` does."""
+        name = f"{self._path}/.writable-{uuid.uuid4().hex}"
+        for content in (b"\n", None):
+            self._done(lambda store, content=content: store.write(name, content), quick=True)
 
-    def _done(self, start: Callable[[Any, Any], Any], quick: bool = False) -> Any:
-        """What comes of an operation on the store; `quick`: it is not waited for longer than for an answer."""
+    def _listed(self, first: str, end: str, quick: bool = False) -> list[str]:
+        """The names from `first` on and before `end`: not every server keeps to what it is asked for."""
         import tensorstore
 
+        asked = tensorstore.KvStore.KeyRange(first, end)
+        found = (name.decode() for name in self._done(lambda store: store.list(asked), quick=quick))
+        return [name for name in found if first <= name < end]
+
+    def _done(self, start: Callable[[Any], Any], quick: bool = False) -> Any:
+        """What comes of an operation on the store; `quick`: it is not waited for longer than for an answer."""
         try:
-            store = self._store.quick if quick else self._store.patient
-            return start(store, tensorstore.KvStore.KeyRange).result(_ASK_S if quick else _WAIT_S)
+            return start(self._store.quick if quick else self._store.patient).result(_ASK_S if quick else _WAIT_S)
         except TimeoutError as error:
             raise OSError(errno.ETIMEDOUT, "the store does not answer", str(self)) from error
         except (ValueError, RuntimeError) as error:

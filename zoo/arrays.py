@@ -16,6 +16,8 @@ from zoo.checks import ConfigError
 from zoo.folders import Folder, Remote, short
 
 CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
+# A store takes an object at tens of MB a second, but many at once: in one transaction, objects of so many bytes.
+_REMOTE_BYTES, _OBJECT_BYTES = 512 * 2**20, 32 * 2**20
 _STATE = "state"  # where orbax has the arrays
 _ARRAY = "/zarr.json"
 _WRITING = {"create": True, "store_data_equal_to_fill_value": True}
@@ -44,6 +46,8 @@ class Form(NamedTuple):
 class Writer:
     """Writes arrays into a new folder, in transactions of about `CHUNK_BYTES`; what is not committed is not there.
 
+    In an object store a transaction is larger, so that several objects are written at once.
+
     Of several processes each has a Writer of its own `process`, and one of them calls `join` in the end.
     """
 
@@ -53,6 +57,7 @@ class Writer:
         self._tensorstore: Any = tensorstore
         self._base, self._context = _base(folder, process), _context(folder)
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
+        self._most_bytes = _REMOTE_BYTES if isinstance(folder, Remote) else CHUNK_BYTES
         self._open: dict[str, Any] = {}
         self._writes: list[Any] = []
 
@@ -72,7 +77,7 @@ class Writer:
             self._open[path] = self._array(_spec(self._base, path))
         self._writes.append(self._open[path][index].write(part, can_reference_source_data_indefinitely=True))
         self._pending_bytes += part.nbytes
-        if self._pending_bytes >= CHUNK_BYTES:
+        if self._pending_bytes >= self._most_bytes:
             self.commit()
 
     def commit(self) -> None:
@@ -153,8 +158,9 @@ def read(folder: Folder, path: str, array: Any, index: Any = ()) -> np.ndarray:
 def _base(folder: Folder, process: int | None = None) -> dict[str, Any]:
     """Where the arrays are, or what one of several processes wrote of them; the names are orbax's."""
     inner = folder / _STATE if process is None else folder / _STATE / f"ocdbt.process_{process}"
-    base = inner.spec if isinstance(inner, Remote) else {"driver": "file", "path": f"{inner.absolute()}/"}
-    return {"driver": "ocdbt", "base": base}
+    if isinstance(inner, Remote):
+        return {"driver": "ocdbt", "base": inner.spec, "target_data_file_size": _OBJECT_BYTES}
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{inner.absolute()}/"}}
 
 
 def _context(folder: Folder) -> Any:

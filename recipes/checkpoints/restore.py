@@ -1,7 +1,9 @@
 """Restoring: the arrays of a checkpoint, read leaf by leaf into the state that a run wants, wherever its parts live."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import batched
 from typing import Any
 
 import jax
@@ -14,9 +16,10 @@ from recipes.step.state import TrainState
 from zoo.arrays import open_arrays, read
 from zoo.checkpoint import WEIGHTS
 from zoo.checks import ConfigError
-from zoo.folders import Folder
+from zoo.folders import Folder, Remote
 
 Name = tuple[str, str]  # folder and path of an array
+_FROM_A_STORE = 8  # layers that are read at once: each comes at tens of MB a second
 
 
 def restore(folder: Folder, wanted: TrainState, *, allow_cast: bool = False) -> TrainState:
@@ -70,8 +73,12 @@ def _leaf(folder: Folder, leaf: Any, rows: Mapping[int | None, Name], arrays: Ma
         layers = range(*index[0].indices(plain.shape[0]))
         sizes = [len(range(*each.indices(size))) for each, size in zip(index[1:], plain.shape[1:], strict=True)]
         stack = np.empty((len(layers), *sizes), plain.dtype)
-        for place, layer in enumerate(layers):
-            stack[place] = fetch(rows[layer], index[1:]).astype(plain.dtype, copy=False)
+        at_once = _FROM_A_STORE if isinstance(folder, Remote) else 1
+        with ThreadPoolExecutor(at_once) as readers:
+            for some in batched(range(len(layers)), at_once):
+                found = readers.map(lambda place: fetch(rows[layers[place]], index[1:]), some)
+                for place, row in zip(some, found, strict=True):
+                    stack[place] = row.astype(plain.dtype, copy=False)
         return stack
 
     sharding = kind_of(plain, plain.sharding or SingleDeviceSharding(jax.devices()[0]))

@@ -4,8 +4,10 @@ Orbax would write such arrays too, but without checksums: of 80 flipped bits in 
 So it makes and reads what is around them, its description of the tree.
 """
 
+import errno
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +48,8 @@ class Form(NamedTuple):
 class Writer:
     """Writes arrays into a new folder, in transactions of about `CHUNK_BYTES`; what is not committed is not there.
 
-    In an object store a transaction is larger, so that several objects are written at once.
+    In an object store a transaction is larger, so that several objects are written at once. Raises OSError where
+    they cannot be.
 
     Of several processes each has a Writer of its own `process`, and one of them calls `join` in the end.
     """
@@ -55,6 +58,7 @@ class Writer:
         import tensorstore
 
         self._tensorstore: Any = tensorstore
+        self._folder = folder
         self._base, self._context = _base(folder, process), _context(folder)
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
         self._most_bytes = _REMOTE_BYTES if isinstance(folder, Remote) else CHUNK_BYTES
@@ -82,14 +86,25 @@ class Writer:
 
     def commit(self) -> None:
         """Puts on disk what was written."""
-        for write in self._writes:
-            write.result()
-        self._transaction.commit_sync()
+        with _as_os_error(self._folder):
+            for write in self._writes:
+                write.result()
+            self._transaction.commit_sync()
         self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
         self._open, self._writes = {}, []
 
     def _array(self, spec: Mapping[str, Any]) -> Any:
-        return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
+        with _as_os_error(self._folder):
+            return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
+
+
+@contextmanager
+def _as_os_error(folder: Folder) -> Iterator[None]:
+    """What tensorstore cannot write, as the error of one line that a file's would be."""
+    try:
+        yield
+    except ValueError as error:
+        raise OSError(errno.EIO, short(error), str(folder)) from error
 
 
 def join(folder: Folder, processes: int) -> None:

@@ -79,9 +79,16 @@ def test_what_is_no_address_is_refused(address):
     assert str(refused.value).startswith(f"train.checkpoint_dir={address}: {WRONG[address]}")
 
 
-def test_paths_are_local_and_addresses_are_of_a_driver_of_tensorstore():
+def test_paths_are_local_and_addresses_are_of_a_driver_of_tensorstore(monkeypatch):
     assert at("runs/a") == Path("runs/a")
     assert remote("gs://bucket/run").spec == {"driver": "gcs", "bucket": "bucket", "path": "run/"}
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert remote("s3://bucket/run").spec == {"driver": "s3", "bucket": "bucket", "path": "run/"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://store.example/")
+    served = {"endpoint": "https://store.example", "aws_region": "eu-west-1"}
+    assert remote("s3://bucket/run").spec == {"driver": "s3", "bucket": "bucket", "path": "run/", **served}
 
 
 def test_weights_are_saved_into_a_store_as_a_whole_or_not_at_all(store, monkeypatch):
@@ -95,6 +102,10 @@ def test_weights_are_saved_into_a_store_as_a_whole_or_not_at_all(store, monkeypa
         zoo.export(weights, "s3://bucket/exported")
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         zoo.load("s3://bucket/others")
+    store.closed = True
+    with pytest.raises(ConfigError, match=r"out=s3://bucket/others: cannot be written: .*AccessDenied: Access Denied$"):
+        zoo.save(weights, "s3://bucket/others")
+    store.closed = False
 
     def fails(*_: object) -> None:
         assert store.below("others")

@@ -103,22 +103,23 @@ def test_resume_must_and_never(alone, monkeypatch, tmp_path, capsys):
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_another_machine_goes_on_from_the_store(alone, monkeypatch, tmp_path, capsys):
+def test_another_machine_goes_on_from_a_checkpoint_that_was_copied_into_a_store(alone, monkeypatch, tmp_path, capsys):
+    copied, there = alone / folders.NAME / "4", ["train.checkpoint_dir=s3://bucket/run", f"run.dir={tmp_path / 'run'}"]
     with object_store(monkeypatch) as store:
-        there = "train.checkpoint_dir=s3://bucket/run"
-        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'a'}") == 0
-        assert there in as_before([f"run.dir={tmp_path / 'a'}"])
-        del store.objects["run/5/config.yaml"]
-        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'b'}") == 0
-        assert "goes on from s3://bucket/run/4, step 4 of 5" in capsys.readouterr().out
-        assert [path.name for path in tmp_path.rglob(folders.NAME)] == []
+        files = [file for file in copied.rglob("*") if file.is_file()]
+        store.objects |= {f"run/4/{file.relative_to(copied)}": file.read_bytes() for file in files}
         store.closed = True
-        assert zoo_train(monkeypatch, *RUN, there, f"run.dir={tmp_path / 'c'}") == 2
-    refused = "train.checkpoint_dir=s3://bucket/run: cannot be written: PERMISSION_DENIED: AccessDenied: Access Denied"
-    assert refused in capsys.readouterr().err
-    assert not (tmp_path / "c").exists()
-    assert numbers(tmp_path / "a") == numbers(alone)
-    assert numbers(tmp_path / "b") == numbers(alone)[-2:]
+        assert zoo_train(monkeypatch, *RUN, *there) == 2
+        refused = "zoo-train: train.checkpoint_dir=s3://bucket/run: cannot be written: PERMISSION_DENIED: AccessDenied"
+        assert capsys.readouterr().err.startswith(refused)
+        assert list(tmp_path.iterdir()) == []
+        store.closed = False
+        assert zoo_train(monkeypatch, *RUN, *there) == 0
+        assert "goes on from s3://bucket/run/4, step 4 of 5" in capsys.readouterr().out
+        assert [name for name in store.below("run/") if "config" in name] == ["run/4/config.yaml", "run/5/config.yaml"]
+    assert numbers(tmp_path / "run") == numbers(alone)[-2:]
+    assert not (tmp_path / "run" / folders.NAME).exists()
+    assert there[0] in as_before([there[1]])
 
 
 def test_the_log_is_on_disk_before_a_checkpoint_is_there(alone, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -50,10 +51,9 @@ class Record(Listener):
             return
         os.fsync(self._log.fileno())
         folder = os.open(self._folder, os.O_RDONLY)
-        try:
+        with suppress(OSError):  # which not every file system does for a folder
             os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.close(folder)
 
     def step(self, row: Row) -> None:
         self._write(row)

@@ -4,8 +4,10 @@ A local one is written beside its place and renamed. In an object store it is wr
 complete, `config.yaml`, comes last and goes first.
 """
 
+import errno
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from zoo.folders import CONFIG, Folder, Remote, at
 NAME = "checkpoints"  # below `run.dir`
 VERSION = 1  # of what a checkpoint of training holds besides weights
 _UNFINISHED = ".unfinished"
+_PARTS = ("weights", "training", "huggingface", CONFIG)  # of a checkpoint; their own modules import jax
 
 
 def key(config: Config) -> str:
@@ -38,10 +41,13 @@ def steps(root: Folder) -> list[int]:
 
 
 def begin(root: Folder, step: int) -> Folder:
-    """An empty place for the checkpoint of a step to be written; no reader takes it for one until it is committed."""
+    """An empty place for the checkpoint of a step to be written; no reader takes it for one until it is committed.
+
+    Raises OSError if something else is in that place of a store.
+    """
     place = unfinished(root, step)
     if isinstance(place, Remote):
-        place.remove()
+        _clear(place)
     else:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -75,7 +81,7 @@ def abandon(root: Folder, step: int) -> None:
         return
     with suppress(OSError):
         if not (place / CONFIG).exists():
-            place.remove()
+            _clear(place)
 
 
 def clean(root: Folder) -> None:
@@ -109,10 +115,22 @@ def to_skip(folder: Folder) -> str:
 
 
 def _folders(root: Remote) -> dict[str, bool]:
-    """The folders of steps in a store, and whether each is complete."""
-    names = [name.split("/") for name in root.names()]
-    found = {first: False for first, *below in names if below and first.isdecimal()}
-    return found | {first: True for first, *below in names if first in found and below == [CONFIG]}
+    """The folders of steps in a store, and whether each is complete; none that holds anything else."""
+    found: dict[str, list[list[str]]] = {}
+    for first, *below in (name.split("/") for name in root.names()):
+        if below and first.isdecimal():
+            found.setdefault(first, []).append(below)
+    return {step: [CONFIG] in names for step, names in found.items() if _is_own(names)}
+
+
+def _clear(place: Remote) -> None:
+    if not _is_own(name.split("/") for name in place.names()):
+        raise FileExistsError(errno.EEXIST, "holds what is of no checkpoint", str(place))
+    place.remove()
+
+
+def _is_own(names: Iterable[list[str]]) -> bool:
+    return all(first in _PARTS for first, *_ in names)
 
 
 def _discard(folder: Folder) -> None:

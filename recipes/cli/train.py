@@ -36,7 +36,7 @@ def train(tree: DictConfig) -> int:
     if config.data.needs:
         require_extra("data", "train", *config.data.needs)
     _require_folder("run.dir", Path(config.run.dir))
-    if config.train.checkpoint_every and config.train.checkpoint_dir is not None:
+    if config.train.checkpoint_dir is not None:
         _require_folder("train.checkpoint_dir", checkpoints.root(config))
     corpus = load(with_tokenizer_of(config.train.init_from, config.data), config.model.vocab_size)
 

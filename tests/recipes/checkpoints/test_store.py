@@ -93,15 +93,19 @@ def test_a_half_written_or_half_removed_one_is_none_and_is_cleared_away(store, s
     small, corpus, text, _ = saved
     del store.objects["run/12/config.yaml"]
     store.objects["run/16/weights/state/manifest.ocdbt"] = b"begun"
-    store.objects["run/notes.txt"] = store.objects["run/notes/7"] = b"somebody's own"
+    others = ("run/notes.txt", "run/notes/7", "run/2024/table", "run/2025/weights/x", "run/2025/table")
+    store.objects |= dict.fromkeys(others, b"somebody's own")
     same(goes_on(small), after(small, 8))
     checkpoints = Checkpoints(small.config, text, corpus)
     checkpoints.begin(resumes=True)
     assert store.below("run/12") == store.below("run/16") == []
-    assert len(store.below("run/notes")) == 2
     checkpoints.save(after(small, 12), 12)
     checkpoints.wait()
     same(goes_on(small), after(small, 12))
+    checkpoints.save(after(small, 2024), 2024)
+    with pytest.raises(NotSaved, match="run/2024: holds what is of no checkpoint"):
+        checkpoints.wait()
+    assert all(store.objects[name] == b"somebody's own" for name in others)
 
 
 def test_a_damaged_object_is_refused_or_harmless(store, saved):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from zoo.checks import ConfigError
-from zoo.folders import Folder, Remote, short
+from zoo.folders import Folder, Remote, patience_s, short
 
 CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
 # A store takes an object at tens of MB a second, but many at once: in one transaction, objects of so many bytes.
@@ -88,8 +88,8 @@ class Writer:
         """Puts on disk what was written."""
         with _as_os_error(self._folder):
             for write in self._writes:
-                write.result()
-            self._transaction.commit_sync()
+                write.result(patience_s(self._folder))
+            self._transaction.commit_async().result(patience_s(self._folder))
         self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
         self._open, self._writes = {}, []
 
@@ -103,6 +103,8 @@ def _as_os_error(folder: Folder) -> Iterator[None]:
     """What tensorstore cannot write, as the error of one line that a file's would be."""
     try:
         yield
+    except TimeoutError as error:
+        raise OSError(errno.ETIMEDOUT, "the store does not answer", str(folder)) from error
     except ValueError as error:
         raise OSError(errno.EIO, short(error), str(folder)) from error
 
@@ -157,7 +159,7 @@ def open_arrays(folder: Folder) -> dict[str, Any]:
         opened = [
             tensorstore.open({**_spec(base, path), "fill_missing_data_reads": False}, **reading) for path in paths
         ]
-        return {path: array.result() for path, array in zip(paths, opened, strict=True)}
+        return {path: array.result(patience_s(folder)) for path, array in zip(paths, opened, strict=True)}
     except (ValueError, OSError) as error:
         raise ConfigError("checkpoint", folder, f"cannot be read: {short(error)}") from error
 
@@ -165,7 +167,7 @@ def open_arrays(folder: Folder) -> dict[str, Any]:
 def read(folder: Folder, path: str, array: Any, index: Any = ()) -> np.ndarray:
     """A part of an array of `open_arrays`. Raises ConfigError naming the leaf if it is missing or damaged."""
     try:
-        return array[index].read().result()
+        return array[index].read().result(patience_s(folder))
     except (ValueError, OSError) as error:  # tensorstore's checks of integrity
         raise ConfigError("checkpoint", folder, f"{path} cannot be read: {short(error)}") from error
 

@@ -25,7 +25,7 @@ _CREDENTIALS = {
 }
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _ASK_S, _ASK_RETRIES = 30, 3  # for how long a store is asked whether it is there; 3 retries take 8 s
-_WAIT_S = 3600  # for what tensorstore tries again by itself, for a quarter of an hour
+_WAIT_S = 1800.0  # for what tensorstore tries again by itself, for a quarter of an hour
 
 
 class Remote:
@@ -190,6 +190,11 @@ def at(folder: str | Folder, key: str = "folder") -> Folder:
     if not path or any(part in ("", ".", "..") for part in path.split("/")) or re.search(r"[\0-\x1f?#]", path):
         raise ConfigError(key, folder, "needs a path within the bucket, such as runs/a", allowed=ALLOWED)
     return Remote(_Store(scheme, bucket), path)
+
+
+def patience_s(folder: Folder) -> float | None:
+    """For how long one answer about arrays in a folder is waited for; None, for as long as it takes, of a disk."""
+    return _WAIT_S if isinstance(folder, Remote) else None
 
 
 def files(folder: Folder) -> dict[str, Folder]:

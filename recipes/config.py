@@ -9,9 +9,19 @@ from recipes.sharding.config import MeshConfig
 from recipes.verify.versions import ACCEPTABLE
 from recipes.watch.profile import steps_to_profile
 from zoo.checks import ConfigError, require_at_most, require_choice, require_not_negative, require_positive
+from zoo.folders import at
 from zoo.registry import ModelConfig
 
 INT32_MAX, UINT32_MAX = 2**31 - 1, 2**32 - 1
+
+
+def require_folder(key: str, folder: str, *, local: bool = False, hint: str = "") -> None:
+    """Raises ConfigError unless this is a path or, if it need not be `local`, the address of a folder in a store."""
+    if not folder:
+        raise ConfigError(key, folder, "must name a folder")
+    if local and "://" in folder:
+        raise ConfigError(key, folder, "must be a folder of a mounted file system, not an address", hint=hint)
+    at(folder, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +55,11 @@ class TrainConfig:
       `recipes.make_train_step`.
     - `wide_gradients`: see `recipes.make_train_step`; with `float32` they are that already.
     - `init_from`: a checkpoint or a Hugging Face folder whose weights training starts from; null: drawn from `seed`.
-    - `resume`: what a run does where `run.dir` holds checkpoints already: `auto` goes on from the last if there is one,
-      `must` ends if there is none, `never` sets them aside and begins anew. `allow_cast`: a checkpoint's arrays may be
-      of other dtypes than the run's.
+    - `checkpoint_dir`: where checkpoints are: a local folder or, in an object store, `gs://BUCKET/PATH` or
+      `s3://BUCKET/PATH`; null: `checkpoints` in `run.dir`.
+    - `resume`: what a run does where there are checkpoints already: `auto` goes on from the last if there is one,
+      `must` ends if there is none, `never` sets them aside (in a store: is refused) and begins anew. `allow_cast`: a
+      checkpoint's arrays may be of other dtypes than the run's.
     - `checkpoint_every`: steps from one checkpoint to the next; there is one at the end, on Ctrl-C and on SIGTERM too;
       0 for none at all. Kept are the last `keep_last`, and all whose step is a multiple of `keep_every` (0: no others).
     - `freeze`: patterns of parameters that stay as they are, see `recipes.frozen`.
@@ -75,6 +87,7 @@ class TrainConfig:
     router_bias_rate: float = 1e-3
     wide_gradients: bool = False
     init_from: str | None = None
+    checkpoint_dir: str | None = None
     resume: str = "auto"
     allow_cast: bool = False
     checkpoint_every: int = 100
@@ -99,6 +112,9 @@ class TrainConfig:
         require_positive("train", self, "max_bad_steps", "spike_factor", "keep_last")
         require_not_negative("train", self, "checkpoint_every", "keep_every")
         require_choice("train.resume", self.resume, ("auto", "must", "never"))
+        for name in ("init_from", "checkpoint_dir"):
+            if getattr(self, name) is not None:
+                require_folder(f"train.{name}", getattr(self, name))
         if self.stall_factor is not None and self.stall_factor <= 1:
             raise ConfigError("train.stall_factor", self.stall_factor, "must be above one, or null")
         require_at_most(INT32_MAX, "train", self, "steps", "batch_size", "sequence_length")
@@ -118,25 +134,33 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What `zoo-import` reads, a Hugging Face folder, and writes, a checkpoint."""
+    """What `zoo-import` reads, a Hugging Face folder, and writes, a checkpoint, local or in an object store."""
 
     hf: str
     out: str
 
+    def __post_init__(self):
+        require_folder("hf", self.hf, local=True)
+        require_folder("out", self.out)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What `zoo-export` reads, a checkpoint, and writes, a Hugging Face folder."""
+    """What `zoo-export` reads, a checkpoint, local or in an object store, and writes, a local Hugging Face folder."""
 
     checkpoint: str
     out: str
+
+    def __post_init__(self):
+        require_folder("checkpoint", self.checkpoint)
+        require_folder("out", self.out, local=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """What `zoo-eval` does.
 
-    - `checkpoint`: a checkpoint of this project or a Hugging Face folder.
+    - `checkpoint`: a checkpoint of this project, local or in an object store, or a Hugging Face folder.
     - `split`: `all` of the text, or the part that `zoo-train` with the same `data` trains or validates on.
     - `sequence_length`: tokens that are seen together; `batch_size`: sequences at a time.
     - `batches`: at most so many; 0 for the whole text.
@@ -155,6 +179,7 @@ class EvalConfig:
     seed: int = 0
 
     def __post_init__(self):
+        require_folder("checkpoint", self.checkpoint)
         require_choice("split", self.split, ("all", "train", "validation"))
         require_choice("dtype", self.dtype, ("float32", "bfloat16"))
         for name in ("sequence_length", "batch_size", "sample_tokens"):
@@ -175,16 +200,13 @@ class EvalRunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run writes. `compile_cache`: folder of JAX's persistent compilation cache, null for none."""
+    """Where a run writes, on this machine. `compile_cache`: folder of JAX's persistent compilation cache, or null."""
 
     dir: str
     compile_cache: str | None = None
 
     def __post_init__(self):
-        if not self.dir:
-            raise ConfigError("run.dir", "", "must name a folder")
-        if "://" in self.dir:
-            raise ConfigError("run.dir", self.dir, "must be a folder of a mounted file system, not an address")
+        require_folder("run.dir", self.dir, local=True, hint="train.checkpoint_dir takes one, for the checkpoints")
 
 
 @dataclass(frozen=True)

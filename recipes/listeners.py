@@ -22,7 +22,7 @@ class Listener:
         """A loss over the validation set: `step` and `validation_loss`."""
 
     def saved(self, step: int, folder: str) -> None:
-        """The saving of a checkpoint has begun; it is complete once `folder` is there."""
+        """The saving of a checkpoint has begun; it is complete once `folder` is there, in a store its `config.yaml`."""
 
     def ends(self, code: int) -> None:
         """No more steps follow, whatever ended them: the exit code of the run."""

@@ -44,9 +44,10 @@ class Run(NamedTuple):
 
 
 def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
-    """Trains as the configuration says, from the last checkpoint in `run.dir` on if there is one.
+    """Trains as the configuration says, from its last checkpoint on if there is one.
 
-    Returns the exit code. Writes `config.yaml`, `metrics.jsonl`, `metrics.png`, events and checkpoints into `run.dir`.
+    Returns the exit code. Writes `config.yaml`, `metrics.jsonl`, `metrics.png` and events into `run.dir`,
+    checkpoints there or into `train.checkpoint_dir`.
     Raises ConfigError before anything is written if the placement, a checkpoint or the weights of `train.init_from` do
     not fit the model or the data is too short.
     """
@@ -68,7 +69,7 @@ def run(config: Config, corpus: Corpus, resolved_config: str) -> int:
         print(describe(found, config, resolved_config, corpus.fingerprint))
     folder = config.run.dir if jax.process_index() == 0 else None
     record, watching = Record(folder, resolved_config, int(state.step)), Watching(config, folder, resolved_config)
-    checkpoints = Checkpoints(config, resolved_config, corpus)
+    checkpoints = Checkpoints(config, resolved_config, corpus, before=record.sync)
     listeners = Listeners([watching, record, display(config.train.steps)])
     try:
         checkpoints.begin(resumes=found is not None)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -40,8 +41,19 @@ class Record(Listener):
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
+            self.sync()
             self._log.close()
             print(f"written to {self._folder}")
+
+    def sync(self) -> None:
+        """Has the disk hold the log as it is: a checkpoint that outlives a loss of power must find its steps there."""
+        if self._log is None or self._folder is None or self._log.closed:
+            return
+        os.fsync(self._log.fileno())
+        folder = os.open(self._folder, os.O_RDONLY)
+        with suppress(OSError):  # which not every file system does for a folder
+            os.fsync(folder)
+        os.close(folder)
 
     def step(self, row: Row) -> None:
         self._write(row)
@@ -82,6 +94,9 @@ def cut_back(log: Path, step: int) -> list[Row]:
         if row["step"] <= step:
             rows.append(row)
     partial = log.with_name(f".{log.name}")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with partial.open("w") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, log)
     return rows

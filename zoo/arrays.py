@@ -4,8 +4,10 @@ Orbax would write such arrays too, but without checksums: of 80 flipped bits in 
 So it makes and reads what is around them, its description of the tree.
 """
 
+import errno
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +15,11 @@ import jax
 import numpy as np
 
 from zoo.checks import ConfigError
+from zoo.folders import Folder, Remote, patience_s, short
 
 CHUNK_BYTES = 64 * 2**20  # of an array's pieces, and of what is written at a time
+# A store takes an object at tens of MB a second, but many at once: in one transaction, objects of so many bytes.
+_REMOTE_BYTES, _OBJECT_BYTES = 512 * 2**20, 32 * 2**20
 _STATE = "state"  # where orbax has the arrays
 _ARRAY = "/zarr.json"
 _WRITING = {"create": True, "store_data_equal_to_fill_value": True}
@@ -43,15 +48,20 @@ class Form(NamedTuple):
 class Writer:
     """Writes arrays into a new folder, in transactions of about `CHUNK_BYTES`; what is not committed is not there.
 
+    In an object store a transaction is larger, so that several objects are written at once. Raises OSError where
+    they cannot be.
+
     Of several processes each has a Writer of its own `process`, and one of them calls `join` in the end.
     """
 
-    def __init__(self, folder: Path, process: int | None = None):
+    def __init__(self, folder: Folder, process: int | None = None):
         import tensorstore
 
         self._tensorstore: Any = tensorstore
-        self._base, self._context = _base(folder, process), tensorstore.Context()
+        self._folder = folder
+        self._base, self._context = _base(folder, process), _context(folder)
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
+        self._most_bytes = _REMOTE_BYTES if isinstance(folder, Remote) else CHUNK_BYTES
         self._open: dict[str, Any] = {}
         self._writes: list[Any] = []
 
@@ -71,26 +81,39 @@ class Writer:
             self._open[path] = self._array(_spec(self._base, path))
         self._writes.append(self._open[path][index].write(part, can_reference_source_data_indefinitely=True))
         self._pending_bytes += part.nbytes
-        if self._pending_bytes >= CHUNK_BYTES:
+        if self._pending_bytes >= self._most_bytes:
             self.commit()
 
     def commit(self) -> None:
         """Puts on disk what was written."""
-        for write in self._writes:
-            write.result()
-        self._transaction.commit_sync()
+        with _as_os_error(self._folder):
+            for write in self._writes:
+                write.result(patience_s(self._folder))
+            self._transaction.commit_async().result(patience_s(self._folder))
         self._transaction, self._pending_bytes = self._tensorstore.Transaction(), 0
         self._open, self._writes = {}, []
 
     def _array(self, spec: Mapping[str, Any]) -> Any:
-        return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
+        with _as_os_error(self._folder):
+            return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
 
 
-def join(folder: Path, processes: int) -> None:
+@contextmanager
+def _as_os_error(folder: Folder) -> Iterator[None]:
+    """What tensorstore cannot write, as the error of one line that a file's would be."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise OSError(errno.ETIMEDOUT, "the store does not answer", str(folder)) from error
+    except ValueError as error:
+        raise OSError(errno.EIO, short(error), str(folder)) from error
+
+
+def join(folder: Folder, processes: int) -> None:
     """The arrays that so many processes wrote parts of become one set: what each wrote is referred to, not copied."""
     import tensorstore
 
-    context, transaction = tensorstore.Context(), tensorstore.Transaction()
+    context, transaction = _context(folder), tensorstore.Transaction()
     whole = tensorstore.KvStore.open(_base(folder), context=context).result()
     for process in range(processes):
         part = tensorstore.KvStore.open(_base(folder, process), context=context).result()
@@ -118,17 +141,17 @@ def description(dtypes: Mapping[str, Any]) -> dict[str, bytes]:
         return {str(file.relative_to(made)): file.read_bytes() for file in [*around, made / _STATE / "_METADATA"]}
 
 
-def describe(folder: Path, files: Mapping[str, bytes]) -> None:
+def describe(folder: Folder, files: Mapping[str, bytes]) -> None:
     """Puts a `description` beside the arrays."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
 
 
-def open_arrays(folder: Path) -> dict[str, Any]:
+def open_arrays(folder: Folder) -> dict[str, Any]:
     """The arrays by path, not read yet. Raises ConfigError if what says where they are is missing or damaged."""
     import tensorstore
 
-    base, context = _base(folder), tensorstore.Context()
+    base, context = _base(folder), _context(folder)
     try:
         keys = [key.decode() for key in tensorstore.KvStore.open(base, context=context).result().list().result()]
         paths = [key.removesuffix(_ARRAY) for key in keys if key.endswith(_ARRAY)]
@@ -136,28 +159,31 @@ def open_arrays(folder: Path) -> dict[str, Any]:
         opened = [
             tensorstore.open({**_spec(base, path), "fill_missing_data_reads": False}, **reading) for path in paths
         ]
-        return {path: array.result() for path, array in zip(paths, opened, strict=True)}
+        return {path: array.result(patience_s(folder)) for path, array in zip(paths, opened, strict=True)}
     except (ValueError, OSError) as error:
         raise ConfigError("checkpoint", folder, f"cannot be read: {short(error)}") from error
 
 
-def read(folder: Path, path: str, array: Any, index: Any = ()) -> np.ndarray:
+def read(folder: Folder, path: str, array: Any, index: Any = ()) -> np.ndarray:
     """A part of an array of `open_arrays`. Raises ConfigError naming the leaf if it is missing or damaged."""
     try:
-        return array[index].read().result()
+        return array[index].read().result(patience_s(folder))
     except (ValueError, OSError) as error:  # tensorstore's checks of integrity
         raise ConfigError("checkpoint", folder, f"{path} cannot be read: {short(error)}") from error
 
 
-def short(error: BaseException) -> str:
-    """The first line, without tensorstore's list of settings."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" [")[0]
-
-
-def _base(folder: Path, process: int | None = None) -> dict[str, Any]:
+def _base(folder: Folder, process: int | None = None) -> dict[str, Any]:
     """Where the arrays are, or what one of several processes wrote of them; the names are orbax's."""
-    inner = folder.absolute() / _STATE / ("" if process is None else f"ocdbt.process_{process}")
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{inner}/"}}
+    inner = folder / _STATE if process is None else folder / _STATE / f"ocdbt.process_{process}"
+    if isinstance(inner, Remote):
+        return {"driver": "ocdbt", "base": inner.spec, "target_data_file_size": _OBJECT_BYTES}
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{inner.absolute()}/"}}
+
+
+def _context(folder: Folder) -> Any:
+    import tensorstore
+
+    return folder.context if isinstance(folder, Remote) else tensorstore.Context()
 
 
 def _spec(base: Mapping[str, Any], path: str) -> dict[str, Any]:

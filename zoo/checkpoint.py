@@ -6,36 +6,35 @@ beside it (`recipes.checkpoints`).
 """
 
 import dataclasses
-import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zoo.arrays import Form, Writer, describe, description, open_arrays, read, short
+from zoo.arrays import Form, Writer, describe, description, open_arrays, read
 from zoo.checks import ConfigError, from_fields
+from zoo.folders import CONFIG, Folder, copy, files, short
 from zoo.models import abstract
 from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig, family_of
 from zoo.source import Layout, Source
 from zoo.tensors import Spec
 
-CONFIG, WEIGHTS, BESIDE = "config.yaml", "weights", "huggingface"
+WEIGHTS, BESIDE = "weights", "huggingface"
 FORMAT = 1
 
 
 class CheckpointSource:
     """The weights of a checkpoint. Raises ConfigError where files are missing, unreadable or of another format."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Folder):
         self._folder = folder
         self.config, self.layout = _model(folder)
         self._arrays = open_arrays(folder / WEIGHTS)
         specs = ((path, Spec(tuple(array.shape), array.dtype.numpy_dtype)) for path, array in self._arrays.items())
         self.specs: Mapping[str, Spec] = dict(specs)
         _compare(self.config, self.specs, folder)
-        self.files: Mapping[str, Path] = {file.name: file for file in sorted((folder / BESIDE).glob("*"))}
+        self.files: Mapping[str, Folder] = files(folder / BESIDE)
         self.notices: tuple[str, ...] = ()
 
     def read(self, path: str) -> np.ndarray:
@@ -50,8 +49,11 @@ class CheckpointSource:
         return read(self._folder / WEIGHTS, path, self._arrays[path], part)
 
 
-def write(folder: Path, source: Source) -> None:
-    """Writes the weights piece by piece; an array with a dim of experts is never in memory as a whole."""
+def write(folder: Folder, source: Source) -> None:
+    """Writes the weights piece by piece; an array with a dim of experts is never in memory as a whole.
+
+    `config.yaml` comes last: in an object store it says that the rest is there.
+    """
     writer = Writer(folder / WEIGHTS)
     for path, spec in source.specs.items():
         form = Form.of(spec.shape, spec.dtype)
@@ -60,14 +62,12 @@ def write(folder: Path, source: Source) -> None:
             writer.write(path, (slice(first, first + len(piece)),), piece)
     writer.commit()
     describe(folder / WEIGHTS, description({path: spec.dtype for path, spec in source.specs.items()}))
-    if source.files:
-        (folder / BESIDE).mkdir()
-    for name, file in source.files.items():
-        shutil.copyfile(file, folder / BESIDE / name)
+    for file in source.files.values():
+        copy(file, folder / BESIDE)
     write_config(folder, source.config, source.layout)
 
 
-def write_config(folder: Path, config: ModelConfig, layout: Layout | None = None, **more: Any) -> None:
+def write_config(folder: Folder, config: ModelConfig, layout: Layout | None = None, **more: Any) -> None:
     """Writes `config.yaml`: the format, the model, how Hugging Face had it, and what else there is to say."""
     import yaml
 
@@ -88,7 +88,7 @@ def _pieces(source: Source, path: str, spec: Spec, step: int) -> Iterator[tuple[
         yield first, np.stack([next(rows) for _ in range(min(step, spec.shape[0] - first))])
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Folder) -> dict[str, Any]:
     """What `config.yaml` says. Raises ConfigError if it cannot be read or is of another format."""
     import yaml
 
@@ -107,7 +107,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return fields
 
 
-def model_config(folder: Path, fields: Mapping[str, Any]) -> ModelConfig:
+def model_config(folder: Folder, fields: Mapping[str, Any]) -> ModelConfig:
     """The model that the folder's `config.yaml` describes. Raises ConfigError if it describes none."""
     given = fields.get("model")
     try:
@@ -116,7 +116,7 @@ def model_config(folder: Path, fields: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError("checkpoint", folder / CONFIG, f"describes no model: {short(error)}") from error
 
 
-def _model(folder: Path) -> tuple[ModelConfig, Layout | None]:
+def _model(folder: Folder) -> tuple[ModelConfig, Layout | None]:
     fields = read_config(folder)
     config, given = model_config(folder, fields), fields.get("huggingface")
     if not isinstance(given, dict):
@@ -124,7 +124,7 @@ def _model(folder: Path) -> tuple[ModelConfig, Layout | None]:
     return config, Layout(bool(given.get("fused_experts")), tuple(given.get("copies") or ()))
 
 
-def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Path) -> None:
+def _compare(config: ModelConfig, specs: Mapping[str, Spec], folder: Folder) -> None:
     wanted = {path: tuple(leaf.shape) for path, leaf in flat(abstract(config)).items()}
     for path in [*wanted, *(path for path in specs if path not in wanted)]:  # in the model's order
         if path not in specs:

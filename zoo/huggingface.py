@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from layers.rope import Rope
 from zoo.checks import ConfigError
+from zoo.folders import Folder, copy
 from zoo.hf import Fields
 from zoo.models import abstract
 from zoo.paths import flat
@@ -54,7 +54,7 @@ class HuggingFaceSource:
         assert self._rules.keys() == shapes.keys()
         self.specs: Mapping[str, Spec] = leaf_specs(rules, shapes, names)
         self.layout: Layout | None = Layout(fused, tuple(c for rule in rules for c in rule.copies if c in names))
-        self.files: Mapping[str, Path] = {
+        self.files: Mapping[str, Folder] = {
             name: folder / name for name in (CONFIG, *BESIDE) if (folder / name).is_file()
         }
 
@@ -106,7 +106,7 @@ def write(folder: Path, source: Source) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     for name, file in source.files.items():
         if name != CONFIG:
-            shutil.copyfile(file, folder / name)
+            copy(file, folder)
     rules = [rule for rule in rules if rule.path in source.specs]  # not every leaf has a gradient
     specs = tensor_specs(rules, source.specs, layout.copies)
     write_tensors(folder, specs, to_tensors(rules, source.read, source.rows, layout.copies))

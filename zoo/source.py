@@ -4,7 +4,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from layers.buffer import split_buffers
 from zoo.base import Decoder
 from zoo.checks import ConfigError
+from zoo.folders import CONFIG, Folder, Remote, short
 from zoo.models import abstract
 from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig
@@ -43,7 +44,7 @@ class Source(Protocol):
     config: ModelConfig
     specs: Mapping[str, Spec]
     layout: Layout | None
-    files: Mapping[str, Path]
+    files: Mapping[str, Folder]
     notices: tuple[str, ...]
 
     def read(self, path: str) -> np.ndarray: ...
@@ -66,7 +67,7 @@ class ModelSource:
             path: Spec(tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in self._leaves.items()
         }
         self.layout: Layout | None = None
-        self.files: Mapping[str, Path] = {}
+        self.files: Mapping[str, Folder] = {}
         self.notices: tuple[str, ...] = ()
 
     def read(self, path: str) -> np.ndarray:
@@ -130,11 +131,15 @@ def fill(source: Source, dtype: Any = None, shardings: PyTree = None) -> Decoder
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` if all went well and vanishes if not.
+def new_folder(out: Folder) -> Iterator[Folder]:
+    """A folder beside `out` that becomes `out` if all went well and vanishes if not; in an object store `out` itself.
 
     Raises ConfigError if `out` is there already, or cannot be made.
     """
+    if isinstance(out, Remote):
+        with _new_remote(out):
+            yield out
+        return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("out", out, "exists already; nothing is overwritten")
     try:
@@ -150,4 +155,21 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):  # such as a full disk
             raise ConfigError("out", out, f"cannot be written: {error.strerror or error}") from error
+        raise
+
+
+@contextmanager
+def _new_remote(out: Remote) -> Iterator[None]:
+    try:
+        if (out / CONFIG).exists() or out.names():
+            raise ConfigError("out", out, "exists already; nothing is overwritten")
+    except OSError as error:
+        raise ConfigError("out", out, f"cannot be made: {error.strerror}") from error
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            out.remove()
+        if isinstance(error, OSError):
+            raise ConfigError("out", out, f"cannot be written: {error.strerror or short(error)}") from error
         raise

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from zoo.checks import ConfigError
+from zoo.folders import Folder
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 5 * 10**9
@@ -149,7 +150,7 @@ def _header(file: Path) -> dict[str, _Entry]:
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Folder) -> dict[str, Any]:
     """A JSON object. Raises ConfigError if the file holds none."""
     try:
         value = json.loads(path.read_text())

@@ -1,8 +1,9 @@
 """Restoring: the arrays of a checkpoint, read leaf by leaf into the state that a run wants, wherever its parts live."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
+from itertools import batched
 from typing import Any
 
 import jax
@@ -15,11 +16,13 @@ from recipes.step.state import TrainState
 from zoo.arrays import open_arrays, read
 from zoo.checkpoint import WEIGHTS
 from zoo.checks import ConfigError
+from zoo.folders import Folder, Remote
 
 Name = tuple[str, str]  # folder and path of an array
+_FROM_A_STORE = 8  # layers that are read at once: each comes at tens of MB a second
 
 
-def restore(folder: Path, wanted: TrainState, *, allow_cast: bool = False) -> TrainState:
+def restore(folder: Folder, wanted: TrainState, *, allow_cast: bool = False) -> TrainState:
     """The state of a checkpoint in the structure, shardings and memories of the abstract state `wanted`.
 
     Read one leaf at a time, of each the parts of this process's devices. Raises ConfigError naming folder and leaf
@@ -37,7 +40,7 @@ def restore(folder: Path, wanted: TrainState, *, allow_cast: bool = False) -> Tr
 
 
 def _compare(
-    folder: Path, spots: Mapping[Name, Spot], leaves: list[Any], arrays: Mapping[Name, Any], allow_cast: bool
+    folder: Folder, spots: Mapping[Name, Spot], leaves: list[Any], arrays: Mapping[Name, Any], allow_cast: bool
 ) -> None:
     anew = "train.init_from=FOLDER begins with its weights alone"
     for name in [*spots, *(name for name in arrays if name not in spots)]:
@@ -56,7 +59,7 @@ def _compare(
             raise ConfigError("checkpoint", where, problem, hint="train.allow_cast=true converts it")
 
 
-def _leaf(folder: Path, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapping[Name, Any]) -> jax.Array:
+def _leaf(folder: Folder, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapping[Name, Any]) -> jax.Array:
     """One leaf, whole or the rows of a stack."""
     plain = _plain(leaf)
 
@@ -70,8 +73,12 @@ def _leaf(folder: Path, leaf: Any, rows: Mapping[int | None, Name], arrays: Mapp
         layers = range(*index[0].indices(plain.shape[0]))
         sizes = [len(range(*each.indices(size))) for each, size in zip(index[1:], plain.shape[1:], strict=True)]
         stack = np.empty((len(layers), *sizes), plain.dtype)
-        for place, layer in enumerate(layers):
-            stack[place] = fetch(rows[layer], index[1:]).astype(plain.dtype, copy=False)
+        at_once = _FROM_A_STORE if isinstance(folder, Remote) else 1
+        with ThreadPoolExecutor(at_once) as readers:
+            for some in batched(range(len(layers)), at_once):
+                found = readers.map(lambda place: fetch(rows[layers[place]], index[1:]), some)
+                for place, row in zip(some, found, strict=True):
+                    stack[place] = row.astype(plain.dtype, copy=False)
         return stack
 
     sharding = kind_of(plain, plain.sharding or SingleDeviceSharding(jax.devices()[0]))

@@ -17,11 +17,12 @@ from recipes.setup import Setup
 from recipes.step.state import TrainState
 from zoo.checkpoint import model_config, read_config
 from zoo.checks import ConfigError
+from zoo.folders import Folder, Remote
 
 # What a run does with the same numbers, whatever these fields of `train` say; those of other sections all count.
 _NO_NUMBERS = (
-    "steps allow_cast checkpoint_every distributed init_from keep_every keep_last max_bad_steps resume sample_tokens"
-    " spike_factor validate_every validation_batches"
+    "steps allow_cast checkpoint_dir checkpoint_every distributed init_from keep_every keep_last max_bad_steps resume"
+    " sample_tokens spike_factor validate_every validation_batches"
 ).split()
 _NOT_OF_THE_FUNCTION = ("init_std", "capacity_factor")  # fields of a model that its weights have nothing to do with
 
@@ -29,23 +30,29 @@ _NOT_OF_THE_FUNCTION = ("init_std", "capacity_factor")  # fields of a model that
 class Found(NamedTuple):
     """The checkpoint that a run goes on from, and what its configuration said."""
 
-    folder: Path
+    folder: Folder
     step: int
     config: Mapping[str, Any]
     data: str | None
 
 
 def find(config: Config) -> Found | None:
-    """The last checkpoint in `run.dir`, None if the run is to begin anew.
+    """The last checkpoint of the run, None if it is to begin anew.
 
     Raises ConfigError if there must be one and is none, or it is unreadable or of another model.
     """
-    root, resume = Path(config.run.dir) / folders.NAME, config.train.resume
-    if root.exists() and not (root.is_dir() and os.access(root, os.W_OK | os.X_OK)):
-        raise ConfigError("run.dir", config.run.dir, f"{root} is not a folder that can be written")
-    steps = folders.steps(root)
-    _agree(steps)
+    root, resume, key = folders.root(config), config.train.resume, folders.key(config)
+    if isinstance(root, Path) and root.exists() and not (root.is_dir() and os.access(root, os.W_OK | os.X_OK)):
+        raise ConfigError(key, root.parent if key == "run.dir" else root, f"{root} is not a folder that can be written")
+    try:
+        steps = folders.steps(root)
+    except OSError as error:
+        raise ConfigError(key, root, f"cannot be read: {error.strerror}") from error
+    _agree(steps, key)
     if resume == "never":
+        if steps and isinstance(root, Remote):
+            problem = f"{root} holds checkpoints up to step {steps[-1]}, and a store cannot set them aside"
+            raise ConfigError("train.resume", resume, problem, hint=f"choose another {key}")
         return None
     if not steps:
         if resume == "must":
@@ -101,7 +108,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return changed
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Folder) -> dict[str, Any]:
     """`config.yaml` of a checkpoint of training; raises ConfigError if it is none of this version."""
     fields = read_config(folder)
     training = fields.get("training")
@@ -112,37 +119,36 @@ def _read(folder: Path) -> dict[str, Any]:
     return fields
 
 
-def _require_model(folder: Path, fields: Mapping[str, Any], config: Config) -> None:
+def _require_model(folder: Folder, fields: Mapping[str, Any], config: Config) -> None:
     there, here = model_config(folder, fields), config.model
     if type(there) is not type(here):
         problem = f"is of a {type(there).__name__}, model is a {type(here).__name__}"
-        raise ConfigError("checkpoint", folder, problem, hint="choose another run.dir")
+        raise ConfigError("checkpoint", folder, problem, hint=f"choose another {folders.key(config)}")
     old, new = fields_of(there), fields_of(here)
     differing = [name for name in new if name not in _NOT_OF_THE_FUNCTION and old[name] != new[name]]
     if differing:
         problem = "is of another model: " + ", ".join(
             f"model.{name}={old[name]}, here {new[name]}" for name in differing
         )
-        raise ConfigError("checkpoint", folder, problem, hint="choose another run.dir, or its values")
+        raise ConfigError("checkpoint", folder, problem, hint=f"choose another {folders.key(config)}, or its values")
 
 
-def _offering(error: ConfigError, folder: Path) -> ConfigError:
+def _offering(error: ConfigError, folder: Folder) -> ConfigError:
     """The error with a way to the checkpoint before, if there is one."""
     steps = [step for step in folders.steps(folder.parent) if step < int(folder.name)]
     if not steps:
         return error
-    hint = f"to go on from step {steps[-1]} instead: mv {folder} {folder}.set-aside"
-    return error.with_hint(hint)
+    return error.with_hint(f"to go on from step {steps[-1]} instead: {folders.to_skip(folder)}")
 
 
-def _agree(steps: list[int]) -> None:
+def _agree(steps: list[int], key: str) -> None:
     """Raises ConfigError unless all processes see the same checkpoints."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
         last = multihost_utils.process_allgather(np.asarray([steps[-1] if steps else -1]))
         if (last != last[0]).any():
-            raise ConfigError("run.dir", last.ravel().tolist(), "processes see different checkpoints: share the folder")
+            raise ConfigError(key, last.ravel().tolist(), "processes see different checkpoints: share the folder")
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -4,10 +4,8 @@ Orbax's own writer is not used for arrays: it leaves out checksums (`zoo.arrays`
 array of its own, a second copy of the state on the device.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +14,9 @@ import numpy as np
 from recipes.checkpoints import folder as folders
 from recipes.checkpoints.leaves import TRAINING, Spot, Stored, is_key, stored
 from recipes.step.state import TrainState
-from zoo.arrays import Form, Writer, describe, description, join, short
+from zoo.arrays import Form, Writer, describe, description, join
 from zoo.checkpoint import WEIGHTS
+from zoo.folders import Folder, short
 
 BARRIER_S = 600  # how long a process waits for the others to have written theirs
 
@@ -38,11 +37,11 @@ class HostLeaf(NamedTuple):
 class Saver:
     """Saves states into a folder, one at a time, while training goes on.
 
-    `finish(folder, step)` writes what else belongs to a checkpoint. `save` and `wait` raise NotSaved for what failed
-    since.
+    `finish(folder, step)` writes what else belongs to a checkpoint, `config.yaml` last. `save` and `wait` raise
+    NotSaved for what failed since.
     """
 
-    def __init__(self, root: Path, keep_last: int, keep_every: int, finish: Callable[[Path, int], None]):
+    def __init__(self, root: Folder, keep_last: int, keep_every: int, finish: Callable[[Any, int], None]):
         self._root, self._finish = root, finish
         self._keep = {"keep_last": keep_last, "keep_every": keep_every}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -51,7 +50,7 @@ class Saver:
         self._descriptions: dict[str, dict[str, bytes]] = {}
         self._saved: int | None = None
 
-    def save(self, state: TrainState, step: int) -> Path:
+    def save(self, state: TrainState, step: int) -> Folder:
         """Copies the state and has it written; returns where it will be. Waits for the one before it to be written."""
         if self._saved == step:
             return self._root / str(step)
@@ -72,8 +71,7 @@ class Saver:
         partial = folders.unfinished(self._root, step)
         try:
             if process == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
+                folders.begin(self._root, step)
             _meet(f"begun/{step}")
             for name in (WEIGHTS, TRAINING):
                 spots = {path: spot for (folder, path), spot in held.spots.items() if folder == name}
@@ -84,7 +82,7 @@ class Saver:
             _meet(f"complete/{step}")
         except (OSError, ValueError) as error:
             if process == 0:
-                shutil.rmtree(partial, ignore_errors=True)
+                folders.abandon(self._root, step)
             raise NotSaved(f"the checkpoint of step {step} cannot be written: {partial}: {_cause(error)}") from error
 
     def _complete(self, held: Stored, leaves: list[HostLeaf], step: int, processes: int) -> None:

@@ -42,8 +42,9 @@ def export_folder(tree: DictConfig) -> int:
     _prepare("zoo-export")
     from zoo import huggingface
     from zoo.checkpoint import CheckpointSource
+    from zoo.folders import at
 
-    return _convert(CheckpointSource(Path(config.checkpoint).expanduser()), huggingface.write, config.out)
+    return _convert(CheckpointSource(at(config.checkpoint, "checkpoint")), huggingface.write, config.out)
 
 
 def _prepare(command: str) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.checkpoints import folder as checkpoints
 from recipes.cli.again import as_before, heading
 from recipes.cli.launch import launch
 from recipes.cli.runtime import prepare_jax, require_extra
 from recipes.processes import launcher, run_joined
 from recipes.schema import read
 from zoo.checks import ConfigError
+from zoo.folders import Folder, Remote
 
 
 def main() -> None:
@@ -33,7 +35,9 @@ def train(tree: DictConfig) -> int:
         require_extra("train.init_from", "hf", "safetensors")
     if config.data.needs:
         require_extra("data", "train", *config.data.needs)
-    _require_folder(config.run.dir)
+    _require_folder("run.dir", Path(config.run.dir))
+    if config.train.checkpoint_dir is not None:
+        _require_folder("train.checkpoint_dir", checkpoints.root(config))
     corpus = load(with_tokenizer_of(config.train.init_from, config.data), config.model.vocab_size)
 
     prepare_jax(config.run.compile_cache)
@@ -49,12 +53,19 @@ def _run(*args: Any) -> int:
     return run(*args)
 
 
-def _require_folder(folder: str) -> None:
-    """Raises ConfigError unless `run.dir` is a folder that can be written, or can be made in one."""
-    path = Path(folder).absolute()
+def _require_folder(key: str, folder: Folder) -> None:
+    """Raises ConfigError unless this is a folder that can be written, or can be made in one."""
+    if isinstance(folder, Remote):
+        try:
+            folder.require_writable()
+        except OSError as error:
+            hint = f"credentials come from {folder.credentials}"
+            raise ConfigError(key, folder, f"cannot be written: {error.strerror}", hint=hint) from error
+        return
+    path = folder.absolute()
     nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
-        raise ConfigError("run.dir", folder, f"cannot be made: {nearest} is not a folder that can be written")
+        raise ConfigError(key, folder, f"cannot be made: {nearest} is not a folder that can be written")
 
 
 if __name__ == "__main__":

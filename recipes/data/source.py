@@ -17,6 +17,7 @@ from recipes.data.records import Reader
 from recipes.data.store import Store, Told
 from recipes.data.tokenizer import TOKENIZER, Codec, open_codec, require_room, require_separator
 from zoo.checks import ConfigError
+from zoo.folders import Remote, at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,8 +90,32 @@ def with_tokenizer_of(weights: str | None, config: DataConfig) -> DataConfig:
     """The configuration with the tokenizer beside the weights of a folder, unless it names one."""
     if weights is None or config.tokenizer is not None or config.source == "synthetic":
         return config
-    places = (Path(weights).expanduser() / below / TOKENIZER for below in (".", "huggingface"))
-    return next((dataclasses.replace(config, tokenizer=str(place)) for place in places if place.is_file()), config)
+    folder = at(weights)
+    if isinstance(folder, Remote):
+        found = _fetched(folder / "huggingface" / TOKENIZER, Path(config.cache).expanduser())
+    else:
+        places = (folder / below / TOKENIZER for below in (".", "huggingface"))
+        found = next((place for place in places if place.is_file()), None)
+    return config if found is None else dataclasses.replace(config, tokenizer=str(found))
+
+
+def _fetched(file: Remote, cache: Path) -> Path | None:
+    """A file of an object store, as one below `cache`, named after what is in it; None if there is none."""
+    try:
+        if not file.exists():
+            return None
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError("folder", file, f"cannot be read: {error.strerror}") from error
+    local = cache / f"{hashlib.sha256(content).hexdigest()[:16]}-{file.name}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = local.with_name(f".{local.name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(local)
+    except OSError as error:
+        raise ConfigError("data.cache", cache, f"cannot be written: {error.strerror}") from error
+    return local
 
 
 def everything(config: DataConfig, codec: Codec) -> Documents:

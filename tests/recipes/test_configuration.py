@@ -94,7 +94,10 @@ REFUSED = {  # overrides -> what the message says; beyond what test_cli.py has
     "train.distributed={proceses:2}": "did you mean processes?",
     "train.resume=allways": "train.resume=allways: is not one of the allowed words",
     "train.resume=must run.dir=nowhere": "train.resume=must: nowhere/checkpoints holds no checkpoint",
-    "run.dir=gs://bucket/run": "run.dir=gs://bucket/run: must be a folder of a mounted file system",
+    "run.dir=gs://bucket/run": "run.dir=gs://bucket/run: must be a folder of a mounted file system, not an address\n"
+    "train.checkpoint_dir takes one",
+    "train.checkpoint_dir=ftp://bucket/run": "train.checkpoint_dir=ftp://bucket/run: is at no known kind of store, ftp",
+    "train.init_from=s3://bucket": "train.init_from=s3://bucket: needs a path within the bucket",
     "train.keep_last=0": "train.keep_last=0: must be above zero",
     "train.distributed=slurm": "train.distributed=slurm: is not one of the allowed words",
     "mesh.fdsp=2": "did you mean fsdp?",

@@ -29,6 +29,7 @@ def save(root: Path, state: Any, step: int, config: Any = None) -> Path:
     saver = Saver(root, 3, 0, lambda folder, _: config and write_config(folder, config.model))
     folder = saver.save(state, step)
     saver.wait()
+    assert isinstance(folder, Path)
     return folder
 
 

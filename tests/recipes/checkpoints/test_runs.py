@@ -1,6 +1,7 @@
 """Runs of `zoo-train` with checkpoints: how they stop, go on, are refused, and what they look out for."""
 
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ import zoo
 from recipes import loop
 from recipes.checkpoints import folder as folders
 from recipes.checkpoints.save import NotSaved, Saver
+from recipes.cli.again import as_before
 from recipes.config import TrainConfig
 from recipes.guards import Guards
 from recipes.record import Record, cut_back
 from recipes.stopping import stoppable
+from tests.object_store import object_store
 from tests.recipes.checkpoints.common import LLAMA, copied
 from tests.recipes.test_cli import zoo_train
 
@@ -98,6 +101,41 @@ def test_resume_must_and_never(alone, monkeypatch, tmp_path, capsys):
     assert f"the checkpoints that were there are now in {tmp_path / 'checkpoints.1'}" in capsys.readouterr().out
     assert (folders.steps(tmp_path / "checkpoints.1"), folders.steps(tmp_path / folders.NAME)) == ([1], [4, 5])
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_another_machine_goes_on_from_a_checkpoint_that_was_copied_into_a_store(alone, monkeypatch, tmp_path, capsys):
+    copied, there = alone / folders.NAME / "4", ["train.checkpoint_dir=s3://bucket/run", f"run.dir={tmp_path / 'run'}"]
+    with object_store(monkeypatch) as store:
+        files = [file for file in copied.rglob("*") if file.is_file()]
+        store.objects |= {f"run/4/{file.relative_to(copied)}": file.read_bytes() for file in files}
+        store.closed = True
+        assert zoo_train(monkeypatch, *RUN, *there) == 2
+        refused = "zoo-train: train.checkpoint_dir=s3://bucket/run: cannot be written: PERMISSION_DENIED: AccessDenied"
+        assert capsys.readouterr().err.startswith(refused)
+        assert list(tmp_path.iterdir()) == []
+        store.closed = False
+        assert zoo_train(monkeypatch, *RUN, *there) == 0
+        assert "goes on from s3://bucket/run/4, step 4 of 5" in capsys.readouterr().out
+        assert [name for name in store.below("run/") if "config" in name] == ["run/4/config.yaml", "run/5/config.yaml"]
+    assert numbers(tmp_path / "run") == numbers(alone)[-2:]
+    assert not (tmp_path / "run" / folders.NAME).exists()
+    assert there[0] in as_before([there[1]])
+
+
+def test_the_log_is_on_disk_before_a_checkpoint_is_there(alone, monkeypatch, tmp_path):
+    log, synced = tmp_path / "metrics.jsonl", []
+
+    def fsync(descriptor: int) -> None:
+        original(descriptor)
+        if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
+            synced.append(([row["step"] for row in rows(tmp_path)], folders.steps(tmp_path / folders.NAME)))
+
+    original = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    quick = ["train.steps=2", "train.validation_batches=0", "train.checkpoint_every=2", f"run.dir={tmp_path}"]
+    assert zoo_train(monkeypatch, *RUN, *quick) == 0
+    assert synced[0] == ([1, 2], [])
+    assert synced[-1] == ([1, 2], [2])
 
 
 def test_another_model_or_a_file_in_the_way_is_refused_and_nothing_changes(alone, monkeypatch, tmp_path, capsys):
@@ -207,9 +245,9 @@ def test_a_second_signal_interrupts_at_once():
 
 def test_checkpoints_that_are_kept(tmp_path):
     for step in range(1, 10):
-        folders.unfinished(tmp_path, step).mkdir()
+        folders.begin(tmp_path, step)
         folders.commit(tmp_path, step)
-    folders.unfinished(tmp_path, 11).mkdir()
+    folders.begin(tmp_path, 11)
     assert folders.steps(tmp_path) == list(range(1, 10))
     folders.prune(tmp_path, keep_last=2, keep_every=3)
     folders.clean(tmp_path)

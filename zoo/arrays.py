@@ -95,7 +95,9 @@ class Writer:
 
     def _array(self, spec: Mapping[str, Any]) -> Any:
         with _as_os_error(self._folder):
-            return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result()
+            return self._tensorstore.open(spec, transaction=self._transaction, context=self._context).result(
+                patience_s(self._folder)
+            )
 
 
 @contextmanager
@@ -113,12 +115,13 @@ def join(folder: Folder, processes: int) -> None:
     """The arrays that so many processes wrote parts of become one set: what each wrote is referred to, not copied."""
     import tensorstore
 
-    context, transaction = _context(folder), tensorstore.Transaction()
-    whole = tensorstore.KvStore.open(_base(folder), context=context).result()
-    for process in range(processes):
-        part = tensorstore.KvStore.open(_base(folder, process), context=context).result()
-        part.experimental_copy_range_to(whole.with_transaction(transaction)).result()
-    transaction.commit_sync()
+    context, transaction, patience = _context(folder), tensorstore.Transaction(), patience_s(folder)
+    with _as_os_error(folder):
+        whole = tensorstore.KvStore.open(_base(folder), context=context).result(patience)
+        for process in range(processes):
+            part = tensorstore.KvStore.open(_base(folder, process), context=context).result(patience)
+            part.experimental_copy_range_to(whole.with_transaction(transaction)).result(patience)
+        transaction.commit_async().result(patience)
 
 
 def description(dtypes: Mapping[str, Any]) -> dict[str, bytes]:
@@ -151,15 +154,16 @@ def open_arrays(folder: Folder) -> dict[str, Any]:
     """The arrays by path, not read yet. Raises ConfigError if what says where they are is missing or damaged."""
     import tensorstore
 
-    base, context = _base(folder), _context(folder)
+    base, context, patience = _base(folder), _context(folder), patience_s(folder)
     try:
-        keys = [key.decode() for key in tensorstore.KvStore.open(base, context=context).result().list().result()]
+        stored = tensorstore.KvStore.open(base, context=context).result(patience)
+        keys = [key.decode() for key in stored.list().result(patience)]
         paths = [key.removesuffix(_ARRAY) for key in keys if key.endswith(_ARRAY)]
         reading = {"read": True, "context": context}
         opened = [
             tensorstore.open({**_spec(base, path), "fill_missing_data_reads": False}, **reading) for path in paths
         ]
-        return {path: array.result(patience_s(folder)) for path, array in zip(paths, opened, strict=True)}
+        return {path: array.result(patience) for path, array in zip(paths, opened, strict=True)}
     except (ValueError, OSError) as error:
         raise ConfigError("checkpoint", folder, f"cannot be read: {short(error)}") from error
 

@@ -52,7 +52,7 @@ def snapshot(state: TrainState) -> TrainState:
 def history(dtype: str) -> tuple[list[TrainState], list[dict[str, float]]]:
     """States before and after each of 20 steps on one batch, canonical and as NumPy arrays, and the metrics."""
     optimizer = lenient(make_optimizer(ADAM, STEPS))
-    step = make_train_step(optimizer, counting_loss, router_bias_rate=RATE)
+    step: Any = make_train_step(optimizer, counting_loss, router_bias_rate=RATE)
     state = recipes.init_state(placed_model(dtype), optimizer, jnp.dtype(dtype))
     states, metrics = [snapshot(state)], []
     for _ in range(STEPS if dtype == "float32" else 3):

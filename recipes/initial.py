@@ -1,8 +1,5 @@
 """Where the first state of a run comes from, and what is said of it."""
 
-import dataclasses
-from typing import Any
-
 import jax
 
 import zoo
@@ -13,6 +10,7 @@ from recipes.placement.show import format_bytes
 from recipes.plan.memory import state_bytes
 from recipes.setup import Setup
 from zoo.checks import ConfigError
+from zoo.registry import differences
 from zoo.source import Source
 
 
@@ -27,24 +25,13 @@ def open_weights(config: Config) -> Source | None:
     if type(source.config) is not type(config.model):
         problem = f"needs a {type(source.config).__name__}, model is a {type(config.model).__name__}"
         raise ConfigError("train.init_from", folder, problem)
-    found, asked = fields_of(source.config), fields_of(config.model)
-    weights = found.keys() - {"init_std", "capacity_factor"}  # the others are of training
-    differing = [name for name in weights if found[name] != asked[name]]
+    differing = differences(source.config, config.model)
     if differing:
-        hint = "its own: " + " ".join(f"model.{name}={found[name]}" for name in sorted(differing))
+        hint = "its own: " + " ".join(f"model.{name}={own}" for name, (own, _) in differing.items())
         raise ConfigError("train.init_from", folder, "holds a model of other sizes than model", hint=hint)
     for notice in source.notices:
         print(notice)
     return source
-
-
-def fields_of(config: Any) -> dict[str, Any]:
-    """The fields of a configuration, nested ones as `rope.theta`."""
-    fields = dataclasses.asdict(config)
-    nested = {
-        f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
-    }
-    return nested | {name: value for name, value in fields.items() if not isinstance(value, dict)}
 
 
 def announce(setup: Setup, corpus: Corpus, batches: Batches) -> None:

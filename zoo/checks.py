@@ -73,6 +73,14 @@ def require_divisible(prefix: str, config: Any, name: str, by: str) -> None:
         raise ConfigError(f"{prefix}.{name}", value, f"must be divisible by {by}={divisor}")
 
 
+def flat_fields(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a configuration, nested ones as `rope.theta`."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat |= flat_fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def from_fields(kind: type, fields: Mapping[str, Any], prefix: str) -> Any:
     """The dataclass `kind` from plain fields; a mapping becomes the nested dataclass of its field, if it is one.
 

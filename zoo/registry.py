@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo import presets
-from zoo.checks import from_fields
+from zoo.checks import flat_fields, from_fields
 from zoo.deepseek.config import DeepSeekConfig
 from zoo.llama.config import LlamaConfig
 
 # A family `x` is a folder `zoo/x`: its configuration here, and in `zoo/x/model.py` a function `x(config, key=key)`.
 FAMILIES: dict[str, type] = {"llama": LlamaConfig, "deepseek": DeepSeekConfig}
+_NOT_OF_THE_WEIGHTS = ("init_std", "capacity_factor")
 ModelConfig = Any  # a configuration of one of the families, a frozen dataclass
 
 
@@ -36,6 +37,16 @@ def family_of(config: ModelConfig) -> str:
     """The name of the family that a configuration belongs to."""
     (family,) = (name for name, kind in FAMILIES.items() if type(config) is kind)
     return family
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two models of a family differ, with both values, nested ones as `rope.theta`.
+
+    Only those that have to do with the weights: not how these are drawn, nor what share of choices training drops.
+    """
+    old, new = (flat_fields(dataclasses.asdict(each)) for each in (one, other))
+    names = [name for name in old | new if name not in _NOT_OF_THE_WEIGHTS]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:

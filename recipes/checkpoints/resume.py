@@ -12,11 +12,11 @@ import yaml
 from recipes.checkpoints import folder as folders
 from recipes.checkpoints.restore import restore
 from recipes.config import Config
-from recipes.initial import fields_of
 from recipes.setup import Setup
 from recipes.step.state import TrainState
+from zoo import registry
 from zoo.checkpoint import model_config, read_config
-from zoo.checks import ConfigError
+from zoo.checks import ConfigError, flat_fields
 from zoo.folders import Folder, Remote
 
 # What a run does with the same numbers, whatever these fields of `train` say; those of other sections all count.
@@ -24,7 +24,6 @@ _NO_NUMBERS = (
     "steps allow_cast checkpoint_dir checkpoint_every distributed init_from keep_every keep_last max_bad_steps resume"
     " sample_tokens spike_factor validate_every validation_batches"
 ).split()
-_NOT_OF_THE_FUNCTION = ("init_std", "capacity_factor")  # fields of a model that its weights have nothing to do with
 
 
 class Found(NamedTuple):
@@ -96,7 +95,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two configurations and changes the numbers of a run: `data.seed=1 (was 0)`."""
     changed = []
     for section in ("model", "optimizer", "data", "train"):
-        old, new = _leaves(_section(before, section)), _leaves(_section(now, section))
+        old, new = flat_fields(_section(before, section)), flat_fields(_section(now, section))
         names = [
             name for name in [*new, *(n for n in old if n not in new)] if section != "train" or name not in _NO_NUMBERS
         ]
@@ -124,12 +123,9 @@ def _require_model(folder: Folder, fields: Mapping[str, Any], config: Config) ->
     if type(there) is not type(here):
         problem = f"is of a {type(there).__name__}, model is a {type(here).__name__}"
         raise ConfigError("checkpoint", folder, problem, hint=f"choose another {folders.key(config)}")
-    old, new = fields_of(there), fields_of(here)
-    differing = [name for name in new if name not in _NOT_OF_THE_FUNCTION and old[name] != new[name]]
+    differing = registry.differences(there, here).items()
     if differing:
-        problem = "is of another model: " + ", ".join(
-            f"model.{name}={old[name]}, here {new[name]}" for name in differing
-        )
+        problem = "is of another model: " + ", ".join(f"model.{k}={old}, here {new}" for k, (old, new) in differing)
         raise ConfigError("checkpoint", folder, problem, hint=f"choose another {folders.key(config)}, or its values")
 
 
@@ -154,11 +150,3 @@ def _agree(steps: list[int], key: str) -> None:
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested fields as `rope.theta`."""
-    leaves: dict[str, Any] = {}
-    for name, value in fields.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return leaves

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from recipes import schema
 from recipes.cli.launch import launch
-from recipes.cli.runtime import prepare_jax, require_extra
+from recipes.cli.runtime import prepare_jax, require_extra, require_writable
 from recipes.config import EvalConfig
 from recipes.data.config import FILES, DataConfig
 from recipes.data.tokenizer import Codec
@@ -27,6 +27,7 @@ def evaluate(tree: DictConfig) -> int:
     from recipes.data.tokenizer import open_codec, require_room
 
     config, data, run = schema.read_eval(tree)
+    require_writable("run.json", run.json)
     require_extra("zoo-eval", "hf", "orbax", "tensorstore", "safetensors", "tokenizers")
     data = with_tokenizer_of(config.checkpoint, data)
     codec = open_codec(data.tokenizer, data.separator)

@@ -8,12 +8,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipes.cli.launch import BAD_CONFIGURATION, launch
-from recipes.cli.runtime import require_extra
+from recipes.cli.runtime import require_extra, require_writable
 from recipes.plan.cases import Case, Published, compared, published_cases
 from recipes.plan.config import PlanConfig, PlanRunConfig
 from recipes.plan.record import Plan
 from recipes.schema import read_plan
-from zoo.checks import ConfigError
 
 NOTHING_FITS = 1
 
@@ -27,8 +26,8 @@ def plan(tree: DictConfig) -> int:
     """Plans what the configuration asks for; 0 if something fits, 1 if nothing does, 2 for what cannot be planned."""
     config, target, told, run, names = read_plan(tree)
     require_extra("zoo-plan", "train", "rich", *(("matplotlib",) if run.png or run.html else ()))
-    for path in (run.json, run.html, run.png):
-        _require_parent(path)
+    for name in ("json", "html", "png"):
+        require_writable(f"run.{name}", getattr(run, name))
     case = Case(_chosen(), config, target, told.options)
 
     from recipes.plan.planned import PlanError
@@ -92,11 +91,6 @@ def _chosen() -> str:
     from hydra.core.hydra_config import HydraConfig
 
     return str(HydraConfig.get().runtime.choices["placement"])
-
-
-def _require_parent(path: str | None) -> None:
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError("run", path, f"{Path(path).absolute().parent} is not a folder")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """JAX as the commands want it: compiled programs kept on disk, no tracebacks about libraries that are not needed."""
 
 import logging
+import os
 from importlib import util
 from pathlib import Path
 
@@ -33,3 +34,14 @@ def require_extra(command: str, extra: str, *packages: str) -> None:
         if util.find_spec(package) is None:
             hint = f"pip install 'offload-zoo[{extra}]'"
             raise ConfigError(package, "missing", f"{command} needs the extra [{extra}]", hint=hint)
+
+
+def require_writable(key: str, file: str | None) -> None:
+    """Raises ConfigError unless a command can write this file in the end; None: it need not."""
+    if file is None:
+        return
+    folder = Path(file).absolute().parent
+    if Path(file).is_dir():
+        raise ConfigError(key, file, "is a folder")
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigError(key, file, f"{folder} is not a folder that can be written")

@@ -7,8 +7,7 @@ from omegaconf import DictConfig
 
 from recipes import schema
 from recipes.cli.launch import launch
-from recipes.cli.runtime import prepare_jax
-from zoo.checks import ConfigError
+from recipes.cli.runtime import prepare_jax, require_writable
 
 PROVED, FAILED = 0, 1
 
@@ -21,8 +20,7 @@ def main() -> None:
 def verify(tree: DictConfig) -> int:
     """Prints the report, the worst first, and writes it to `run.json` if asked; 1 if anything does not hold."""
     config, target, options, run = schema.read_verify(tree)
-    if run.json is not None and not Path(run.json).absolute().parent.is_dir():
-        raise ConfigError("run.json", run.json, "stands in no folder")
+    require_writable("run.json", run.json)
     prepare_jax(run.compile_cache)
 
     from recipes.placement.resolve import NoEffect

@@ -58,6 +58,7 @@ def test_import_and_export_are_inverse_and_say_what_they_did(monkeypatch, folder
         (convert.export_main, ["checkpoint={0}/hf", "out={0}/own"], "config.yaml: cannot be read: No such file"),
         (evaluation.main, ["checkpoint={0}/hf"], "data.source=text needs a file or a folder"),
         (evaluation.main, ["checkpoint={0}/nothing", "data.path={0}/text.txt"], "nothing: is no folder"),
+        (evaluation.main, ["checkpoint=a", "data.path=b", "run.json={0}/no/a.json"], "no is not a folder that can be"),
         (evaluation.main, ["checkpoint={0}", "data.path={0}/text.txt"], "needs config.yaml"),
         (evaluation.main, ["checkpoint={0}/hf", "data.path={0}/nothing.txt"], "no such file or folder"),
         (evaluation.main, ["checkpoint={0}/hf", "data=synthetic"], "is no text"),

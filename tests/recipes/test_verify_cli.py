@@ -75,7 +75,7 @@ BAD = {
     "accept=nothing": "accept=nothing: is not one of the allowed words",
     "placement.activations.mlp_gaet=host": "did you mean mlp_gate?",
     "layers=9": "layers=9: must be between 1 and 2",
-    "run.json=no/such/folder/a.json": "stands in no folder",
+    "run.json=no/such/folder/a.json": "no/such/folder is not a folder that can be written",
     "mesh.fsdp=64": "batch",
 }
 

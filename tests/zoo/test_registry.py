@@ -8,6 +8,7 @@ import pytest
 
 import zoo
 from tests import helpers
+from zoo.registry import differences
 
 
 def test_every_named_model_has_a_configuration():
@@ -116,6 +117,13 @@ def test_an_impossible_configuration_names_key_value_and_remedy(model, overrides
     for part in parts:
         assert part in str(error.value)
     assert str(error.value).startswith(parts[0])
+
+
+def test_what_two_models_differ_in():
+    one = zoo.config("deepseek_v3_671b")
+    assert differences(one, zoo.config(one, capacity_factor=1.25, init_std=0.1)) == {}
+    other = zoo.config(one, num_layers=4, rope={"theta": 5e5})
+    assert differences(one, other) == {"num_layers": (61, 4), "rope.theta": (1e4, 5e5)}
 
 
 def test_the_package_lists_what_it_has():

@@ -134,9 +134,7 @@ def _in_a_loop(
     before, structure = jax.tree.flatten(state)
     shared = [False] * len(jax.tree.leaves(state.weights)) + pieces.is_shared(state.opt_state)
     stacked = piece in pieces.segments
-    # Parameters are changed in place on the host alone. On the device they are made anew: carried through the loop, XLA
-    # would keep the old ones till then, and copies of both in its favourite layout.
-    hosted = jax.tree.map(on_host, params)
+    hosted = None if params is None else jax.tree.map(lambda *pair: any(map(on_host, pair)), params, state.weights)
 
     def read(array: Array, layer: Array) -> Array:
         return move(layer_of(array, layer) if stacked else array, "device")
@@ -144,7 +142,7 @@ def _in_a_loop(
     def write(array: Array, new: Array, layer: Array) -> Array:
         return with_layer(array, new, layer) if stacked else move(new, place_of(array))
 
-    def visit(carried: tuple[list[Array], PyTree], layer: Array) -> tuple[tuple[list[Array], PyTree], PyTree]:
+    def visit(carried: tuple[list[Array], PyTree], layer: Array) -> tuple[tuple[list[Array], PyTree], None]:
         stacks, far = carried
         # What all layers share starts, for each, from what it was before the first.
         now = [old if same else read(x, layer) for x, old, same in zip(stacks, before, shared, strict=True)]
@@ -152,15 +150,17 @@ def _in_a_loop(
         after = step(jax.tree.unflatten(structure, now), slopes)
         each = zip(stacks, jax.tree.leaves(after), shared, strict=True)
         stacks = [new if same else write(x, new, layer) for x, new, same in each]
-        new_far, near = eqx.partition(_rounded(after.weights, params), hosted)
-        far = jax.tree.map(lambda x, new: write(x, new, layer), far, new_far)
-        return (stacks, far), jax.tree.map(lambda x: x[0], near) if stacked else near
+        made = eqx.filter(_rounded(after.weights, params), hosted)
+        return (stacks, jax.tree.map(lambda x, new: write(x, new, layer), far, made)), None
 
     length = jax.tree.leaves(gradients)[0].shape[0] if stacked else 1
-    far, _ = eqx.partition(params, hosted)
-    (after, far), near = jax.lax.scan(visit, (before, far), jnp.arange(length, dtype=jnp.int32))
-    near = near if stacked else jax.tree.map(lambda x: x[0], near)
-    return jax.tree.unflatten(structure, after), eqx.combine(far, near)
+    far, near = eqx.partition(params, hosted)
+    (after, far), _ = jax.lax.scan(visit, (before, far), jnp.arange(length, dtype=jnp.int32))
+    new = jax.tree.unflatten(structure, after)
+    # What is on the device, as its masters are, is rounded at once: in the loop XLA would keep the old parameters until
+    # it ends, and copies of both in its favourite layout.
+    rounded = _rounded(eqx.filter(new.weights, hosted, inverse=True), near)
+    return new, eqx.combine(far, rounded)
 
 
 def initial(optimizer: optax.GradientTransformation, params: PyTree, placed: PyTree) -> PyTree:

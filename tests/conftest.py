@@ -5,7 +5,7 @@ import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the time goes into compiling for the CPU, of programs that run for milliseconds: XLA makes its usual graph of
-# them, but optimises no machine code (`usual_machine_code` has it do so), and what is compiled twice is kept.
+# them, but optimises no machine code (but see `usual_machine_code`), and what is compiled twice is kept.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share it, and so do the processes that tests start
     compiled = tempfile.TemporaryDirectory(prefix="offload-zoo-tests-")
@@ -32,8 +32,8 @@ hypothesis.settings.load_profile(os.environ.get("ZOO_PROFILE", "default"))
 
 @pytest.fixture
 def usual_machine_code():
-    """For tests of numbers to the last bit."""
+    """For tests of numbers to the last bit, in the long profile."""
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before and os.environ.get("ZOO_PROFILE") != "long")
     yield
     jax.config.update("jax_disable_most_optimizations", before)

@@ -157,6 +157,8 @@ def _in_a_loop(
     far, near = eqx.partition(params, hosted)
     (after, far), _ = jax.lax.scan(visit, (before, far), jnp.arange(length, dtype=jnp.int32))
     new = jax.tree.unflatten(structure, after)
+    if params is None:
+        return new, None
     # What is on the device, as its masters are, is rounded at once: in the loop XLA would keep the old parameters until
     # it ends, and copies of both in its favourite layout.
     rounded = _rounded(eqx.filter(new.weights, hosted, inverse=True), near)

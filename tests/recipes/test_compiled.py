@@ -54,7 +54,7 @@ TOKENS = {"tokens": jax.ShapeDtypeStruct((BATCH, SEQ + 1), jnp.int32)}
 # (model, seed, layers, at most so many stretches of layers)
 RANDOM = [("llama", seed, 12, 3) for seed in range(14)] + [("deepseek", seed, 8, 3) for seed in range(6)]
 DEEP = [("llama", seed, 32, 10) for seed in range(10)]  # more segments: tests/bench/compile_runs.py
-QUICK = {("llama", 12): 3, ("deepseek", 8): 1, ("llama", 32): 1}  # how many of them the default profile compiles
+QUICK = {("llama", 12): 2, ("deepseek", 8): 1, ("llama", 32): 1}  # how many of them the default profile compiles
 
 
 def compiled(function: Any, *args: Any) -> CompiledMemory:
@@ -228,7 +228,7 @@ def test_a_scan_of_ones_own(body: Any, names: set[str]):
     assert memory.host_temp_bytes == len(names) * 3 * 64 * 64 * 4
 
 
-@pytest.mark.parametrize("name", MODELS if helpers.LONG else ["deepseek"])
+@pytest.mark.parametrize("name", MODELS if helpers.LONG else ["llama"])
 def test_a_whole_train_step(name: str):
     """With its own options, donation and accumulation: activations of one micro-batch on the host, state in place."""
     canonical, placement, optimizer = model(name, 2), Placement(default="host"), optax.adam(1e-3)

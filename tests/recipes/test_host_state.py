@@ -68,6 +68,7 @@ class Case:
     state: Any = dataclasses.field(default_factory=lambda: ALL)
     activations: str = "remat"
     fsdp: int = 1
+    zero: int = 3
     optimizer: Any = None
     train: Any = dataclasses.field(default_factory=dict)
 
@@ -77,6 +78,8 @@ CASES = {
     "one device, accumulation": Case(activations="host", train={"accumulate": 4}),
     "eight devices": Case(fsdp=8, train={"dtype": "bfloat16"}),
     "eight devices, accumulation": Case(fsdp=8, activations="host", train={"accumulate": 4}),
+    "eight devices, zero 1": Case(fsdp=8, zero=1, train={"dtype": "bfloat16"}),
+    "eight devices, zero 2": Case(fsdp=8, zero=2, train={"accumulate": 2}),
     "lion": Case(optimizer=optax.lion(1e-2), state={"params": "host", "optimizer": "host"}),
     "momentum, frozen": Case(optimizer=MOMENTUM, train={"freeze": FREEZE}),
     "deepseek, all": Case(DEEPSEEK, activations="host", train={**BF16, "accumulate": 2}),
@@ -99,7 +102,9 @@ class Runs(NamedTuple):
 def setup_of(case: Case) -> Setup:
     sizes = {"batch_size": 8 * case.train.get("accumulate", 1), "steps": STEPS, **case.train}
     placement = Placement(default=case.activations, state=StatePlacement(**case.state))
-    found: Config = dataclasses.replace(config(case.model, placement, **sizes), mesh=MeshConfig(fsdp=case.fsdp))
+    found: Config = dataclasses.replace(
+        config(case.model, placement, **sizes), mesh=MeshConfig(fsdp=case.fsdp, zero=case.zero)
+    )
     setup = Setup(found)
     setup.optimizer = case.optimizer or make_optimizer(OptimizerConfig(learning_rate=1e-2), STEPS)
     return setup

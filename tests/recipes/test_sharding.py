@@ -188,7 +188,7 @@ def three_steps(shape: tuple[tuple[str, int], ...], zero: int) -> Any:
     return metrics, flat(unplace(helpers.host(state.params)))
 
 
-@pytest.mark.parametrize("zero", [3, 2, 1])
+@pytest.mark.parametrize("zero", [3, 2, 1] if helpers.LONG else [3, 1])
 def test_steps_on_a_mesh_are_those_of_one_device(zero: int):
     actual, wanted = three_steps((("fsdp", 4), ("tensor", 2)), zero), three_steps((), 3)
     helpers.assert_close(actual, wanted, helpers.FLOAT32_MODEL)

@@ -6,6 +6,7 @@ norms instead.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ LONG = os.environ.get("ZOO_PROFILE") == "long"
 
 # Where XLA keeps the machine code of GPU kernels, which many of the programs that are compiled share: half of the time.
 # A file for each process; it is read after XLA has assigned all memory.
-_KERNELS = Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / f"kernels-{os.getpid()}"
+_KERNELS = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", tempfile.gettempdir())) / f"kernels-{os.getpid()}"
 KERNELS = {"xla_gpu_kernel_cache_file": str(_KERNELS)}
 
 # float32 against a float64 oracle, or two float32 programs that sum in another order: some 64 terms a sum and a few

@@ -13,14 +13,13 @@ import numpy as np
 
 from zoo.arrays import Form, Writer, describe, description, open_arrays, read
 from zoo.checks import ConfigError, from_fields
-from zoo.folders import CONFIG, Folder, copy, files, short
+from zoo.folders import BESIDE, CONFIG, WEIGHTS, Folder, copy, files, short
 from zoo.models import abstract
 from zoo.paths import flat
 from zoo.registry import FAMILIES, ModelConfig, family_of
 from zoo.source import Layout, Source
 from zoo.tensors import Spec
 
-WEIGHTS, BESIDE = "weights", "huggingface"
 FORMAT = 1
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from zoo.checks import ConfigError
 
-CONFIG = "config.yaml"  # of a checkpoint
+CONFIG, WEIGHTS, BESIDE = "config.yaml", "weights", "huggingface"  # of a checkpoint
 ALLOWED = ("a local folder", "gs://BUCKET/PATH", "s3://BUCKET/PATH")
 _RETRIES = {"gs": "gcs_request_retries", "s3": "s3_request_retries"}
 _CREDENTIALS = {

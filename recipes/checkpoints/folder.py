@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from recipes.config import Config
-from zoo.folders import CONFIG, Folder, Remote, at
+from zoo.folders import BESIDE, CONFIG, WEIGHTS, Folder, Remote, at
 
 NAME = "checkpoints"  # below `run.dir`
-VERSION = 1  # of what a checkpoint of training holds besides weights
+TRAINING = "training"  # the folder of what a checkpoint holds besides weights
+VERSION = 1  # of that
 _UNFINISHED = ".unfinished"
-_PARTS = ("weights", "training", "huggingface", CONFIG)  # of a checkpoint; their own modules import jax
+_PARTS = (WEIGHTS, TRAINING, BESIDE, CONFIG)  # of a checkpoint
 
 
 def key(config: Config) -> str:
@@ -64,12 +65,12 @@ def commit(root: Folder, step: int) -> Folder:
 
     In a store it is that already, since its `config.yaml` was written.
     """
-    folder = root / str(step)
-    if isinstance(root, Path) and isinstance(folder, Path):
+    place, folder = unfinished(root, step), root / str(step)
+    if isinstance(place, Path) and isinstance(folder, Path):
         if folder.exists():
             _discard(folder)
-        os.replace(root / f"{step}{_UNFINISHED}", folder)
-        _sync(root)
+        os.replace(place, folder)
+        _sync(folder.parent)
     return folder
 
 

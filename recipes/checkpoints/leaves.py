@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from recipes.checkpoints.folder import TRAINING
 from recipes.placement.segments import unplace
 from recipes.step.state import TrainState
 from zoo.checkpoint import WEIGHTS
 from zoo.paths import flat
 
-TRAINING = "training"  # the folder of what a checkpoint holds besides weights
 _PARAMS, _MASTER = "params.", "master."
 
 

@@ -17,7 +17,7 @@ from recipes.data.records import Reader
 from recipes.data.store import Store, Told
 from recipes.data.tokenizer import TOKENIZER, Codec, open_codec, require_room, require_separator
 from zoo.checks import ConfigError
-from zoo.folders import Remote, at
+from zoo.folders import BESIDE, Remote, at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,9 +92,9 @@ def with_tokenizer_of(weights: str | None, config: DataConfig) -> DataConfig:
         return config
     folder = at(weights)
     if isinstance(folder, Remote):
-        found = _fetched(folder / "huggingface" / TOKENIZER, Path(config.cache).expanduser())
+        found = _fetched(folder / BESIDE / TOKENIZER, Path(config.cache).expanduser())
     else:
-        places = (folder / below / TOKENIZER for below in (".", "huggingface"))
+        places = (folder / below / TOKENIZER for below in (".", BESIDE))
         found = next((place for place in places if place.is_file()), None)
     return config if found is None else dataclasses.replace(config, tokenizer=str(found))
 

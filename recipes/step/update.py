@@ -86,12 +86,9 @@ def updated(
         new = Optimised(optax.apply_updates(state.weights, updates), opt_state)
         return jax.lax.optimization_barrier(jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, state))
 
-    if trained.master is None:
-        state, params = _stepped(step, optimizer, Optimised(trained.params, trained.opt_state), None, gradients)
-        return Trained(state.weights, None, state.opt_state)
-    state = Optimised(trained.master, trained.opt_state)
-    state, params = _stepped(step, optimizer, state, trained.params, gradients)
-    return Trained(params, *state)
+    weights, params = (trained.params, None) if trained.master is None else (trained.master, trained.params)
+    new, params = _stepped(step, optimizer, Optimised(weights, trained.opt_state), params, gradients)
+    return Trained(new.weights, None, new.opt_state) if trained.master is None else Trained(params, *new)
 
 
 def _stepped(

@@ -192,6 +192,11 @@ def at(folder: str | Folder, key: str = "folder") -> Folder:
     return Remote(_Store(scheme, bucket), path)
 
 
+def takes_files(folder: Path) -> bool:
+    """Whether this is a local folder that files can be put into."""
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
 def patience_s(folder: Folder) -> float | None:
     """For how long one answer about arrays in a folder is waited for; None, for as long as it takes, of a disk."""
     return _WAIT_S if isinstance(folder, Remote) else None

@@ -1,6 +1,5 @@
 """Which checkpoint a run goes on from, whether it may, and what is other than it was."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from recipes.step.state import TrainState
 from zoo import registry
 from zoo.checkpoint import model_config, read_config
 from zoo.checks import ConfigError, flat_fields
-from zoo.folders import Folder, Remote
+from zoo.folders import Folder, Remote, takes_files
 
 # What a run does with the same numbers, whatever these fields of `train` say; those of other sections all count.
 _NO_NUMBERS = (
@@ -41,7 +40,7 @@ def find(config: Config) -> Found | None:
     Raises ConfigError if there must be one and is none, or it is unreadable or of another model.
     """
     root, resume, key = folders.root(config), config.train.resume, folders.key(config)
-    if isinstance(root, Path) and root.exists() and not (root.is_dir() and os.access(root, os.W_OK | os.X_OK)):
+    if isinstance(root, Path) and root.exists() and not takes_files(root):
         raise ConfigError(key, root.parent if key == "run.dir" else root, f"{root} is not a folder that can be written")
     try:
         steps = folders.steps(root)

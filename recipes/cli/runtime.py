@@ -1,11 +1,11 @@
 """JAX as the commands want it: compiled programs kept on disk, no tracebacks about libraries that are not needed."""
 
 import logging
-import os
 from importlib import util
 from pathlib import Path
 
 from zoo.checks import ConfigError
+from zoo.folders import takes_files
 
 
 def prepare_jax(compile_cache: str | None) -> None:
@@ -43,5 +43,5 @@ def require_writable(key: str, file: str | None) -> None:
     folder = Path(file).absolute().parent
     if Path(file).is_dir():
         raise ConfigError(key, file, "is a folder")
-    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+    if not takes_files(folder):
         raise ConfigError(key, file, f"{folder} is not a folder that can be written")

@@ -16,7 +16,7 @@ from recipes.cli.runtime import prepare_jax, require_extra
 from recipes.processes import launcher, run_joined
 from recipes.schema import read
 from zoo.checks import ConfigError
-from zoo.folders import Folder, Remote
+from zoo.folders import Folder, Remote, takes_files
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def _require_folder(key: str, folder: Folder) -> None:
         return
     path = folder.absolute()
     nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
-    if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
+    if not takes_files(nearest):
         raise ConfigError(key, folder, f"cannot be made: {nearest} is not a folder that can be written")
 
 

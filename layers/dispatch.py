@@ -8,7 +8,6 @@ Dims: t tokens, k experts a token, e experts, n blocks, c rows a block, d size o
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -20,7 +19,7 @@ class Plan(NamedTuple):
     """Where each choice goes. A choice is a pair (token, one of its k experts), numbered `token * k + which`."""
 
     row_of_choice: Int32[Array, "t k"]  # n c, out of range, for a choice that is dropped
-    choice_of_row: Int32[Array, " n_times_c"]  # t k, out of range, for rows of padding
+    choice_of_row: Int32[Array, "n c"]  # t k, out of range, for rows of padding
     experts: Int32[Array, " n"]  # the expert of each block; an expert's blocks follow one another
 
     @property
@@ -61,7 +60,7 @@ class LocalDispatch(NamedTuple):
         block = self._block(chosen.size, num_experts)
         num_blocks = (chosen.size + num_experts * (block - 1)) // block
         order = _Order.of(chosen, num_experts)
-        blocks = (order.counts + block - 1) // block
+        blocks = ((order.counts + block - 1).astype(jnp.uint32) // block).astype(jnp.int32)
         last_block = jnp.cumsum(blocks, dtype=jnp.int32)
         begun = jnp.arange(num_blocks, dtype=jnp.int32)[:, None] >= last_block[None]
         experts = jnp.minimum(jnp.sum(begun, axis=1, dtype=jnp.int32), num_experts - 1)
@@ -71,12 +70,11 @@ class LocalDispatch(NamedTuple):
         self, x: Float[Array, "t d"], weights: Float[Array, "t k"], plan: Plan
     ) -> tuple[Float[Array, "n c d"], Float[Array, "n c"]]:
         """The rows of the tokens in the order of the plan, zeros for padding, and each row's weight."""
-        blocks = plan.experts.size
-        return _send(x, plan).reshape(blocks, -1, x.shape[-1]), _send_weights(weights, plan).reshape(blocks, -1)
+        return _send(x, plan), _send_weights(weights, plan)
 
     def receive(self, rows: Float[Array, "n c d"], plan: Plan) -> Float[Array, "t d"]:
         """The sum of each token's rows."""
-        return _receive(rows.reshape(-1, rows.shape[-1]), plan)
+        return _receive(rows, plan)
 
     def _block(self, choices: int, num_experts: int) -> int:
         block = 8
@@ -105,39 +103,60 @@ class CapacityDispatch(NamedTuple):
     receive = LocalDispatch.receive
 
 
+def count(choices: Int32[Array, " n"], num_experts: int) -> Int32[Array, " e"]:
+    """How many choices fall on each expert: a sum of comparisons, which one kernel takes without a scatter."""
+    experts = jnp.arange(num_experts, dtype=jnp.int32)
+    return jnp.sum(choices[:, None] == experts[None], axis=0, dtype=jnp.int32)
+
+
 class _Order(NamedTuple):
     """The choices sorted by expert, stably."""
 
     chosen: Int32[Array, "t k"]
     choices: Int32[Array, " t_times_k"]  # in the order of their experts
+    experts: Int32[Array, " t_times_k"]  # of these choices
     counts: Int32[Array, " e"]
-    first: Int32[Array, " e"]  # where an expert's choices begin
 
     @classmethod
     def of(cls, chosen: Int32[Array, "t k"], num_experts: int) -> "_Order":
         flat = chosen.reshape(-1)
-        counts = jnp.zeros(num_experts, jnp.int32).at[flat].add(1)
-        first = jnp.cumsum(counts, dtype=jnp.int32) - counts
-        return cls(chosen, jnp.argsort(flat, stable=True).astype(jnp.int32), counts, first)
+        experts, choices = jax.lax.sort_key_val(flat, jnp.arange(flat.size, dtype=jnp.int32), is_stable=True)
+        return cls(chosen, choices, experts, count(flat, num_experts))
 
     def plan(self, first_row: Array, kept: Array, experts: Int32[Array, " n"], block: int) -> Plan:
         """Expert `e`'s first `kept[e]` choices go to the rows from `first_row[e]` on; the others to none."""
-        flat, rows = self.chosen.reshape(-1), experts.size * block
-        rank = jnp.zeros_like(flat).at[self.choices].set(jnp.arange(flat.size, dtype=jnp.int32)) - self.first[flat]
-        row_of_choice = jnp.where(rank < kept[flat], first_row[flat] + rank, rows)
-        expert_of_row = jnp.repeat(experts, block)
-        place = jnp.arange(rows, dtype=jnp.int32) - first_row[expert_of_row]
-        choice = self.choices.at[self.first[expert_of_row] + place].get(mode="fill", fill_value=flat.size)
-        choice_of_row = jnp.where(place < kept[expert_of_row], choice, flat.size)
-        return Plan(row_of_choice.reshape(self.chosen.shape), choice_of_row, experts)
+        size, rows = self.chosen.size, experts.size * block
+        first = jnp.cumsum(self.counts, dtype=jnp.int32) - self.counts  # where an expert's choices begin
+        place = jnp.arange(size, dtype=jnp.int32)
+        row = jnp.where(place < _at(first + kept, self.experts), place + _at(first_row - first, self.experts), rows)
+        row_of_choice = _put(jnp.zeros(size, jnp.int32), self.choices, row)
+        choice_of_row = _put(jnp.full(rows, size, jnp.int32), row, self.choices)
+        return Plan(row_of_choice.reshape(self.chosen.shape), choice_of_row.reshape(-1, block), experts)
 
 
-_take = partial(jnp.take, axis=0, mode="fill", fill_value=0)
+def _at(x, index):
+    """Entries of `x`, all of which are there. No index here is negative; to say so spares the compiler a good deal."""
+    return x.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _put(x, index, values):
+    """`x` with other entries, no two of them the same; those beyond it are left out."""
+    return x.at[index].set(values, mode="drop", wrap_negative_indices=False, unique_indices=True)
+
+
+def _take(x, index):
+    """Rows of `x`, zeros where the index is beyond them.
+
+    The index has the dims of the result: of a result that is reshaped after the choice XLA moves the reshape over it
+    and back, and gives up after 25 rounds of all its simplifications.
+    """
+    found = x.at[index].get(mode="clip", wrap_negative_indices=False)
+    return jnp.where((index < x.shape[0]).reshape(*index.shape, *(1,) * (x.ndim - 1)), found, 0)
 
 
 @jax.custom_vjp
 def _send(x, plan: Plan):
-    return _take(x, plan.choice_of_row // plan.row_of_choice.shape[1])
+    return _take(x, plan.choice_of_row.astype(jnp.uint32) // plan.row_of_choice.shape[1])
 
 
 @jax.custom_vjp
@@ -147,13 +166,13 @@ def _send_weights(weights, plan: Plan):
 
 @jax.custom_vjp
 def _receive(rows, plan: Plan):
-    return jnp.sum(_take(rows, plan.row_of_choice), axis=1)
+    return jnp.sum(_take(rows.reshape(-1, rows.shape[-1]), plan.row_of_choice), axis=1)
 
 
 # Each is the transpose of another one: what was gathered by the permutation comes back by its inverse.
 _send.defvjp(lambda x, plan: (_send(x, plan), plan), lambda plan, slope: (_receive(slope, plan), None))
 _send_weights.defvjp(
     lambda weights, plan: (_send_weights(weights, plan), plan),
-    lambda plan, slope: (_take(slope, plan.row_of_choice), None),
+    lambda plan, slope: (_take(slope.reshape(-1), plan.row_of_choice), None),
 )
 _receive.defvjp(lambda rows, plan: (_receive(rows, plan), plan), lambda plan, slope: (_send(slope, plan), None))

@@ -77,7 +77,9 @@ def _backward(names, residuals, slope):
         parts = Weights(_outer(rows, d_gate), _outer(rows, d_up), _outer(scales[:, None] * hidden, slope))
         sums = jax.tree.map(lambda total, part: part + jnp.where(begins, 0.0, total), sums, parts)
         d_weights = jax.tree.map(
-            lambda done, total: jax.lax.dynamic_update_index_in_dim(done, total.astype(done.dtype), expert, axis=0),
+            lambda done, total: jax.lax.dynamic_update_index_in_dim(
+                done, total.astype(done.dtype), expert, axis=0, allow_negative_indices=False
+            ),
             d_weights,
             sums,
         )
@@ -96,7 +98,10 @@ grouped_swiglu.defvjp(_named_forward, _backward)
 
 
 def _of(weights: Weights, expert) -> Weights:
-    return jax.tree.map(lambda weight: jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False), weights)
+    return jax.tree.map(
+        lambda weight: jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False, allow_negative_indices=False),
+        weights,
+    )
 
 
 def _outer(a, b):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Float32, Int32, PRNGKeyArray
 
 from layers.axes import Axes
 from layers.buffer import Buffer
+from layers.dispatch import count
 from layers.tag import Tag, name_tags, tag
 
 
@@ -88,10 +89,10 @@ class Router(eqx.Module):
         scores = self.scores(x.astype(jnp.float32) @ self.weight.astype(jnp.float32))
         affinity = jax.nn.sigmoid(scores) if self.affinity == "sigmoid" else jax.nn.softmax(scores, axis=-1)
         chosen = self.chosen(self._choose(jax.lax.stop_gradient(affinity)))
-        weights = jnp.take_along_axis(affinity, chosen, axis=-1)
+        weights = jnp.take_along_axis(affinity, chosen, axis=-1, mode="promise_in_bounds")
         if self.normalize:
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-        counts = jnp.zeros(affinity.shape[-1], jnp.int32).at[chosen.reshape(-1)].add(1)
+        counts = count(chosen.reshape(-1), affinity.shape[-1])
         return Routing(self.scale * weights, chosen, counts, _balance_loss(affinity, self.experts_per_token))
 
     def _choose(self, affinity: Float32[Array, "b s e"]) -> Int32[Array, "b s k"]:

@@ -39,8 +39,9 @@ def test_the_plan_is_a_permutation_that_drops_nothing(routing):
     assert ((plan.row_of_choice >= 0) & (plan.row_of_choice < rows)).all()
     assert ((plan.experts >= 0) & (plan.experts < experts)).all()
     flat = plan.row_of_choice.reshape(-1)
-    np.testing.assert_array_equal(plan.choice_of_row[flat], np.arange(chosen.size))
-    assert (np.delete(plan.choice_of_row, flat) == chosen.size).all()
+    choices = plan.choice_of_row.reshape(-1)
+    np.testing.assert_array_equal(choices[flat], np.arange(chosen.size))
+    assert (np.delete(choices, flat) == chosen.size).all()
     np.testing.assert_array_equal(plan.experts[flat // (rows // blocks)], chosen.reshape(-1))
 
 
@@ -56,9 +57,8 @@ def naive_send(x, weights, chosen, plan):
     """Row by row from the token and the choice it belongs to, zeros for padding."""
     real = plan.choice_of_row < chosen.size
     choices = jnp.where(real, plan.choice_of_row, 0)
-    rows = x[choices // chosen.shape[1]] * real[:, None].astype(x.dtype)
-    scales = weights.reshape(-1)[choices] * real.astype(weights.dtype)
-    return rows.reshape(plan.experts.size, -1, x.shape[1]), scales.reshape(plan.experts.size, -1)
+    rows = x[choices // chosen.shape[1]] * real[..., None].astype(x.dtype)
+    return rows, weights.reshape(-1)[choices] * real.astype(weights.dtype)
 
 
 def naive_receive(rows, plan):
@@ -79,7 +79,7 @@ def test_values_and_gradients_equal_the_naive_forms(tokens, k, experts, largest,
     @helpers.jit
     def both(x, weights, chosen):
         plan = dispatch.plan(chosen, experts)
-        sizes = (plan.experts.size, plan.choice_of_row.size // plan.experts.size)
+        sizes = plan.choice_of_row.shape
         slopes = jnp.asarray(helpers.normal(3, *sizes, 3)), jnp.asarray(helpers.normal(6, *sizes))
         rows, slope_back = jnp.asarray(helpers.normal(4, *sizes, 3)), jnp.asarray(helpers.normal(5, tokens, 3))
 
@@ -100,7 +100,7 @@ def test_values_and_gradients_equal_the_naive_forms(tokens, k, experts, largest,
 def test_padding_is_never_read_and_gets_no_gradient():
     dispatch = LocalDispatch()
     plan = planner(2, 128)(jnp.asarray(np.zeros((3, 1), np.int32)))
-    padding = np.asarray(plan.choice_of_row) == 3
+    padding = np.asarray(plan.choice_of_row).reshape(-1) == 3
     rows = np.where(padding[:, None], np.nan, np.ones((len(padding), 2))).astype(np.float32)
 
     @helpers.jit
@@ -129,7 +129,7 @@ def test_a_capacity_drops_the_later_tokens_of_a_full_expert_and_counts_them(fact
     np.testing.assert_array_equal(kept, rank < capacity)
     rows = np.asarray(plan.row_of_choice)[kept]
     np.testing.assert_array_equal(rows // capacity, chosen[kept])
-    np.testing.assert_array_equal(np.asarray(plan.choice_of_row)[rows], np.flatnonzero(kept))
+    np.testing.assert_array_equal(np.asarray(plan.choice_of_row).reshape(-1)[rows], np.flatnonzero(kept))
     assert int(plan.dropped) == 8 - kept.sum()
 
 

@@ -43,7 +43,7 @@ train: $(filter .%,$(UV)) ## train a small DeepSeek on the CPU or what JAX finds
 
 test: $(filter .%,$(UV)) ## run the tests; ARGS="tests/layers -k mla"
 	$(SYNC) $(EVERYTHING)
-	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(call without,JAX_% XLA_%) .venv/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-tpu: $(filter .%,$(UV)) ## run the tests that compile for TPUs; installs libtpu (680 MB)
 	$(SYNC) $(EVERYTHING) --extra plan-tpu

@@ -19,7 +19,7 @@ class Plan(NamedTuple):
     """Where each choice goes. A choice is a pair (token, one of its k experts), numbered `token * k + which`."""
 
     row_of_choice: Int32[Array, "t k"]  # n c, out of range, for a choice that is dropped
-    choice_of_row: Int32[Array, "n c"]  # t k, out of range, for rows of padding
+    choice_of_row: Int32[Array, "*n_and_c"]  # t k, out of range, for rows of padding; rows are sent in these dims
     experts: Int32[Array, " n"]  # the expert of each block; an expert's blocks follow one another
 
     @property
@@ -68,11 +68,11 @@ class LocalDispatch(NamedTuple):
 
     def send(
         self, x: Float[Array, "t d"], weights: Float[Array, "t k"], plan: Plan
-    ) -> tuple[Float[Array, "n c d"], Float[Array, "n c"]]:
+    ) -> tuple[Float[Array, "*n_and_c d"], Float[Array, "*n_and_c"]]:
         """The rows of the tokens in the order of the plan, zeros for padding, and each row's weight."""
         return _send(x, plan), _send_weights(weights, plan)
 
-    def receive(self, rows: Float[Array, "n c d"], plan: Plan) -> Float[Array, "t d"]:
+    def receive(self, rows: Float[Array, "*n_and_c d"], plan: Plan) -> Float[Array, "t d"]:
         """The sum of each token's rows."""
         return _receive(rows, plan)
 
@@ -135,7 +135,7 @@ class _Order(NamedTuple):
 
 
 def _at(x, index):
-    """Entries of `x`, all of which are there. No index here is negative; to say so spares the compiler a good deal."""
+    """Entries of `x`, all of which are there. No index is negative in this file; said, it spares the compiler much."""
     return x.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -145,17 +145,13 @@ def _put(x, index, values):
 
 
 def _take(x, index):
-    """Rows of `x`, zeros where the index is beyond them.
-
-    The index has the dims of the result: of a result that is reshaped after the choice XLA moves the reshape over it
-    and back, and gives up after 25 rounds of all its simplifications.
-    """
-    found = x.at[index].get(mode="clip", wrap_negative_indices=False)
-    return jnp.where((index < x.shape[0]).reshape(*index.shape, *(1,) * (x.ndim - 1)), found, 0)
+    """Rows of `x`, zeros where the index is beyond them."""
+    return x.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 @jax.custom_vjp
 def _send(x, plan: Plan):
+    # In the dims of the result: a reshape behind the choice of zeros XLA moves over it and back, in 25 rounds of passes.
     return _take(x, plan.choice_of_row.astype(jnp.uint32) // plan.row_of_choice.shape[1])
 
 

@@ -54,16 +54,21 @@ class ExchangeDispatch(NamedTuple):
     def plan(self, chosen: Int32[Array, "t k"], num_experts: int) -> Plan:
         """`num_experts` are those of one device; blocks come by expert, then by the device that sent them."""
         plan = CapacityDispatch(self.factor).plan(chosen, num_experts * self.devices)
-        return plan._replace(experts=jnp.repeat(jnp.arange(num_experts, dtype=jnp.int32), self.devices))
+        # Rows are sent in one dim: of two XLA keeps all rows once more while the gradients of others are exchanged.
+        rows = plan.choice_of_row.reshape(-1)
+        return plan._replace(
+            choice_of_row=rows, experts=jnp.repeat(jnp.arange(num_experts, dtype=jnp.int32), self.devices)
+        )
 
     def send(
         self, x: Float[Array, "t d"], weights: Float[Array, "t k"], plan: Plan
     ) -> tuple[Float[Array, "n c d"], Float[Array, "n c"]]:
         rows, scales = LocalDispatch().send(x, weights, plan)
-        return self._exchange(rows), self._exchange(scales)
+        blocks = plan.experts.size
+        return self._exchange(rows.reshape(blocks, -1, x.shape[-1])), self._exchange(scales.reshape(blocks, -1))
 
     def receive(self, rows: Float[Array, "n c d"], plan: Plan) -> Float[Array, "t d"]:
-        return LocalDispatch().receive(self._return(rows), plan)
+        return LocalDispatch().receive(self._return(rows).reshape(-1, rows.shape[-1]), plan)
 
     def _exchange(self, rows: Array) -> Array:
         """From `[(device expert) ...]`, what is to go, to `[(expert device) ...]`, what came."""

@@ -35,7 +35,7 @@ def compiled(name: str, shape: dict[str, int], *, wide: bool = False) -> tuple[C
     step = recipes.make_train_step(optimizer, mesh=mesh, wide_gradients=wide, platform="cuda")
     with jax.numpy_dtype_promotion("standard"):
         found = compile_for(
-            step, constrain(state, mesh), constrain_batch(batch, mesh), target=TARGET, options=helpers.KERNELS
+            step, constrain(state, mesh), constrain_batch(batch, mesh), target=TARGET, options=helpers.FEWER_KERNELS
         )
     return found, state, table.place_bytes("host")
 

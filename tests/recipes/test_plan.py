@@ -47,7 +47,7 @@ def config_of(
 def planned(places: tuple[tuple[str, str], ...], *sizes: int) -> Plan:
     config = config_of(places, *sizes)
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers and floats
-        return price_step(config, H200.of(config.mesh.num_devices), "plan", helpers.KERNELS)
+        return price_step(config, H200.of(config.mesh.num_devices), "plan", helpers.FEWER_KERNELS)
 
 
 @settings(max_examples=max(2, settings().max_examples // 30))  # an example compiles two steps

@@ -151,7 +151,7 @@ def _take(x, index):
 
 @jax.custom_vjp
 def _send(x, plan: Plan):
-    # In the dims of the result: a reshape behind the choice of zeros XLA moves over it and back, in 25 rounds of passes.
+    # In the dims of the result: XLA moves a reshape behind the choice of zeros over it and back until it gives up.
     return _take(x, plan.choice_of_row.astype(jnp.uint32) // plan.row_of_choice.shape[1])
 
 

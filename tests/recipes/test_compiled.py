@@ -6,11 +6,13 @@ import random
 import re
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
+from layers import Experts
 from recipes import Placement, Table, init_state, make_train_step, next_token_loss, place, resolve
 from recipes.flags import compiler_options
 from recipes.placement.spec import PLACES
@@ -57,9 +59,9 @@ DEEP = [("llama", seed, 32, 10) for seed in range(10)]  # more segments: tests/b
 QUICK = {("llama", 12): 2, ("deepseek", 8): 1, ("llama", 32): 1}  # how many of them the default profile compiles
 
 
-def compiled(function: Any, *args: Any) -> CompiledMemory:
-    """With the options of a train step."""
-    options = compiler_options("cuda") | helpers.KERNELS
+def compiled(function: Any, *args: Any, more: Any = helpers.KERNELS) -> CompiledMemory:
+    """With the options of a train step, and more."""
+    options = compiler_options("cuda") | more
     return compile_for(jax.jit(function, compiler_options=options), *args, target=Target.named("h200"))
 
 
@@ -77,11 +79,13 @@ def all_host(name: str) -> tuple[Table, CompiledMemory]:
     return gradient(name, Placement(default="host"))
 
 
-def gradient(name: str, placement: Placement, num_layers: int | None = None) -> tuple[Table, CompiledMemory]:
+def gradient(
+    name: str, placement: Placement, num_layers: int | None = None, more: Any = helpers.KERNELS
+) -> tuple[Table, CompiledMemory]:
     """The gradient of a placed model's loss, compiled, and the table that it was asked for."""
     canonical = model(name, MODELS[name].num_layers if num_layers is None else num_layers)
     table = resolve(placement, canonical, EXAMPLE)
-    return table, compiled(jax.grad(total), place(canonical, placement, table=table), TOKENS)
+    return table, compiled(jax.grad(total), place(canonical, placement, table=table), TOKENS, more=more)
 
 
 @functools.cache
@@ -154,7 +158,9 @@ def test_single_layers_of_32_on_the_host():
 
 def test_a_pattern_of_two_layers_in_one_scan():
     """Every second layer; what it costs in device memory is not bounded, hence not asserted."""
-    table, memory = gradient("llama", Placement(layers={"0+2+4+6+8+10": {"mlp_up": "host"}}, group=2))
+    table, memory = gradient(
+        "llama", Placement(layers={"0+2+4+6+8+10": {"mlp_up": "host"}}, group=2), more=helpers.FEWER_KERNELS
+    )
     assert table.num_segments == 1
     assert memory.host_temp_bytes == table.place_bytes("host") == 6 * BATCH * SEQ * 96 * 4
 
@@ -207,7 +213,8 @@ def test_random_tables(name: str, seed: int, num_layers: int, stretches: int):
 def test_random_tables_of_many_segments_have_exactly_the_host_bytes(
     name: str, seed: int, num_layers: int, stretches: int
 ):
-    table, memory = gradient(name, drawn(name, seed, num_layers, stretches), num_layers)
+    placement = drawn(name, seed, num_layers, stretches)
+    table, memory = gradient(name, placement, num_layers, helpers.FEWER_KERNELS)
     assert memory.host_temp_bytes == table.place_bytes("host") > 0, str(table)
 
 
@@ -243,6 +250,20 @@ def test_a_whole_train_step(name: str):
     assert memory.alias_bytes == state_bytes
     assert state_bytes <= memory.argument_bytes <= state_bytes + BATCH * (SEQ + 1) * 4 + 2**12
     assert state_bytes + memory.temp_bytes < memory.device_peak_bytes < state_bytes + memory.temp_bytes + 2**14
+
+
+def test_xla_comes_to_an_end_with_dispatched_rows(tmp_path):
+    """It moved a reshape of them to and fro: 25 rounds of all simplifications, then it gave up. Now 6."""
+    experts = eqx.filter_eval_shape(lambda: Experts(128, 128, 8, key=jax.random.key(0)))
+    x, weights = (jax.ShapeDtypeStruct((1024, size), jnp.float32) for size in (128, 2))
+    chosen = jax.ShapeDtypeStruct(weights.shape, jnp.int32)
+
+    def loss(experts: Any, x: Any, weights: Any, chosen: Any) -> Any:
+        return jnp.sum(jnp.square(experts(x, weights, chosen)[0]))
+
+    dump = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_pass_re": "reshape-mover"}
+    compiled(jax.grad(loss, (0, 1, 2)), experts, x, weights, chosen, more=helpers.FEWER_KERNELS | dump)
+    assert 0 < len(list(tmp_path.glob("*.simplification.after_reshape-mover.*"))) < 15
 
 
 def test_the_persistent_cache_of_jax_is_left_alone(tmp_path):

@@ -51,7 +51,7 @@ test-tpu: $(filter .%,$(UV)) ## run the tests that compile for TPUs; installs li
 
 bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention"
 	$(SYNC) $(EVERYTHING)
-	@$(call without,JAX_% XLA_%) JAX_DISABLE_MOST_OPTIMIZATIONS=0 .venv/bin/pytest tests/bench/bench_*.py $(BENCH) $(ARGS)
+	@$(call without,JAX_% XLA_%) .venv/bin/pytest tests/bench/bench_*.py $(BENCH) $(ARGS)
 
 lint: $(filter .%,$(UV)) ## ruff and pyright
 	$(SYNC) $(EVERYTHING)

@@ -140,8 +140,8 @@ def _at(x, index):
 
 
 def _put(x, index, values):
-    """`x` with other entries, no two of them the same; those beyond it are left out."""
-    return x.at[index].set(values, mode="drop", wrap_negative_indices=False, unique_indices=True)
+    """`x` with other entries, each set once; those beyond it are left out."""
+    return x.at[index].set(values, mode="drop", wrap_negative_indices=False)
 
 
 def _take(x, index):

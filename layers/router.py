@@ -104,12 +104,20 @@ class Router(eqx.Module):
 
     def _keep_groups(self, affinity: Float32[Array, "b s e"]) -> Float32[Array, "b s e"]:
         grouped = rearrange(affinity, "b s (g m) -> b s g m", g=self.groups)
-        best = min(2 if self.group_score == "top2" else 1, grouped.shape[-1])
-        group_scores = jnp.sum(jax.lax.top_k(grouped, best)[0], axis=-1)
-        kept_groups = jax.lax.top_k(group_scores, self.groups_kept)[1]
-        kept = jnp.any(kept_groups[..., None] == jnp.arange(self.groups, dtype=jnp.int32)[None, None, None], axis=-2)
-        grouped = jnp.where(jnp.broadcast_to(kept[..., None], grouped.shape), grouped, -jnp.inf)
+        rank = _rank(grouped)
+        best = 2 if self.group_score == "top2" else 1
+        group_scores = jnp.sum(jnp.where(rank < best, grouped, 0.0), axis=-1)
+        kept = _rank(group_scores) < self.groups_kept
+        grouped = jnp.where(kept[..., None], grouped, -jnp.inf)
         return rearrange(grouped, "b s g m -> b s (g m)")
+
+
+def _rank(scores: Float32[Array, "*dims n"]) -> Int32[Array, "*dims n"]:
+    """How many are larger, or as large and before it: the place of each in the order of `top_k`, without a sort."""
+    own, others = scores[..., :, None], scores[..., None, :]
+    earlier = jnp.expand_dims(jnp.tri(scores.shape[-1], k=-1, dtype=bool), range(scores.ndim - 1))
+    before = (others > own) | ((others == own) & earlier)
+    return jnp.sum(before, axis=-1, dtype=jnp.int32)
 
 
 def _balance_loss(affinity: Float32[Array, "b s e"], k: int) -> Float32[Array, " b"]:

@@ -3,7 +3,7 @@ UV_RANGE := uv>=0.9,<1
 UV := $(shell uv --version 2>/dev/null | grep -qE '^uv (0\.(9|[1-9][0-9])|1)\.' && echo uv || echo .tools/uv/bin/uv)
 PYTHONS := >=3.12,<3.15
 EVERYTHING := --extra train --extra hf --extra plan-cuda --extra dev
-BENCH := -o python_functions='bench_*' --benchmark-columns=min,median,rounds --benchmark-sort=name --benchmark-disable-gc
+BENCH := --noconftest -o python_functions='bench_*' --benchmark-columns=min,median,rounds --benchmark-sort=name --benchmark-disable-gc
 ARGS ?=
 
 # Of the caller's settings for uv and pip only how to reach packages counts: others could point at another environment.
@@ -49,9 +49,10 @@ test-tpu: $(filter .%,$(UV)) ## run the tests that compile for TPUs; installs li
 	$(SYNC) $(EVERYTHING) --extra plan-tpu
 	@$(call without,JAX_% XLA_%) TPU_SKIP_MDS_QUERY=1 .venv/bin/pytest tests/tpu/compile_*.py $(ARGS)
 
-bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention"
+# Without tests/conftest.py: the devices and the machine code that users have, and no checks of shapes.
+bench: $(filter .%,$(UV)) ## print figures: steps, compiling, experts, attention; ARGS="-k attention" JAX_PLATFORMS=cuda
 	$(SYNC) $(EVERYTHING)
-	@$(call without,JAX_% XLA_%) .venv/bin/pytest tests/bench/bench_*.py $(BENCH) $(ARGS)
+	@$(call without,JAX_% XLA_%) JAX_PLATFORMS=$(or $(JAX_PLATFORMS),cpu) .venv/bin/pytest tests/bench/bench_*.py $(BENCH) $(ARGS)
 
 lint: $(filter .%,$(UV)) ## ruff and pyright
 	$(SYNC) $(EVERYTHING)

@@ -1,5 +1,6 @@
 """Set-up of every test: the CPU, shapes checked at run time, no implicit promotion of dtypes or ranks."""
 
+import gc
 import os
 import tempfile
 
@@ -28,6 +29,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("default", deadline=None, max_examples=15, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("ZOO_PROFILE", "default"))
+
+
+# Tracing makes objects by the million and few cycles of garbage: to look for these all the time is a tenth of all time.
+gc.disable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def garbage():
+    yield
+    gc.collect()
+    gc.freeze()  # what is left stays, mostly in caches
 
 
 @pytest.fixture

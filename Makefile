@@ -11,6 +11,8 @@ REACH := UV_CACHE_DIR UV_CONCURRENT% UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND
   UV_LINK_MODE UV_NATIVE_TLS UV_NO_CACHE UV_OFFLINE UV_PYTHON_DOWNLOADS% UV_PYTHON_INSTALL% UV_REQUEST_TIMEOUT UV_SYSTEM_CERTS
 unexport $(filter-out $(REACH),$(filter UV_%,$(.VARIABLES)))
 unexport CONDA_PREFIX PIP_PREFIX PIP_REQUIRE_VIRTUALENV PIP_TARGET PIP_USER PYTHONHOME PYTHONPATH VIRTUAL_ENV
+# Containers often set it; then each process of the tests compiles 1,500 modules before it begins.
+unexport PYTHONDONTWRITEBYTECODE
 without = env $(patsubst %,-u %,$(filter $1,$(.VARIABLES)))
 
 # Like pip, uv is to trust the certificates that the system trusts, if it has any: a company's proxy may need them.

@@ -46,6 +46,7 @@ DEEPSEEK = DeepSeekConfig(
     num_shared_experts=1,
     router=RouterConfig(groups=2, groups_kept=1),
 )
+WITH_MTP = dataclasses.replace(DEEPSEEK, num_mtp_layers=1)
 STEPS = 20
 ALL = dict.fromkeys(("params", "master", "gradients", "optimizer"), "host")
 SOME = {
@@ -81,7 +82,7 @@ CASES = {
     "eight devices, zero 2": Case(fsdp=8, zero=2, train={"accumulate": 2}),
     "lion": Case(optimizer=optax.lion(1e-2), state={"params": "host", "optimizer": "host"}),
     "momentum, frozen": Case(optimizer=MOMENTUM, train={"freeze": FREEZE}),
-    "deepseek, all": Case(dataclasses.replace(DEEPSEEK, num_mtp_layers=1), activations="host", train={**BF16, "accumulate": 2}),
+    "deepseek, all": Case(WITH_MTP, activations="host", train={**BF16, "accumulate": 2}),
     "deepseek, parts, moments and layers": Case(DEEPSEEK, SOME, train=BF16),
 }
 

@@ -61,7 +61,8 @@ MESHES = {
     "deepseek": [{"tensor": 2, "fsdp": 4}, {"tensor": 4, "context": 2}, {"expert": 2, "fsdp": 4}],
 }
 if helpers.LONG:
-    MESHES["deepseek"] += [{"fsdp": 8}, {"expert": 8}, {"expert": 4, "tensor": 2}, {"replica": 2, "expert": 2, "tensor": 2}]
+    MESHES["deepseek"] += [{"fsdp": 8}, {"expert": 8}, {"expert": 4, "tensor": 2}]
+    MESHES["deepseek"] += [{"replica": 2, "expert": 2, "tensor": 2}]
 CASES = [(name, mesh) for name, meshes in MESHES.items() for mesh in meshes]
 
 

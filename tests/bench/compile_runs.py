@@ -74,9 +74,10 @@ def tables(count: int) -> None:
     model = abstract("debug_llama", num_layers=LAYERS)
     ratios, segments, wrong = [], [], 0
     for seed in range(count):
-        pairs = [(compiled(model, ONE)[1], compiled(model, random_placement(seed))) for _ in range(2)]
-        (_, (table, memory)), *_ = pairs
-        ratios.append(min(many.compile_s for _, (_, many) in pairs) / min(one.compile_s for one, _ in pairs))
+        placement = random_placement(seed)
+        runs = [(compiled(model, ONE)[1].compile_s, *compiled(model, placement)) for _ in range(2)]
+        one, (table, _), (memory, again) = zip(*runs, strict=True)
+        ratios.append(min(memory.compile_s, again.compile_s) / min(one))
         segments.append(table.num_segments)
         wrong += memory.host_temp_bytes != table.place_bytes("host")
     print(f"{count} random tables of {LAYERS} layers, {min(segments)} to {max(segments)} segments; wrong: {wrong}")

@@ -87,7 +87,11 @@ def _attend_forward(query, key, value, segment_ids, first, scale, chunk, segment
     lse = names.lse(rearrange(lse, "n b h (g c) -> b (h g) (n c)", c=chunk)[..., : query.shape[1]])
     # Of one chunk the probabilities too: recomputation then has the scores at hand and needs no second product. They
     # come from the *named* log-sum-exp, so that where that is saved no maximum and no sum is taken again.
-    weights = _weights(blocks, 0, 0, _split_rows(lse, key.shape[2], chunk), scale, segmented) if blocks.dense else None
+    weights = None
+    if blocks.dense:
+        weights = _weights(blocks, 0, 0, _split_rows(lse, key.shape[2], chunk), scale, segmented)
+        # Computed once, in the buffer of the scores: merged with the backward pass's product, XLA may need a third one.
+        weights = jax.lax.optimization_barrier(weights)
     return context, (query, key, value, segment_ids, first, context, lse, weights)
 
 

@@ -42,6 +42,13 @@ def garbage():
     gc.freeze()  # what is left stays, mostly in caches
 
 
+@pytest.fixture(autouse=True, scope="module")
+def shapes(request):
+    """Above layers and models, whose own tests check every shape, the checks are for the long profile: they take 7%."""
+    above = "recipes" in request.path.parts
+    jaxtyping.config.update("jaxtyping_disable", above and os.environ.get("ZOO_PROFILE") != "long")
+
+
 @pytest.fixture
 def usual_machine_code():
     """For tests of numbers to the last bit, in the long profile."""

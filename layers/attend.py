@@ -7,8 +7,8 @@ outside, they would be recomputed however they are placed.
 Sequences up to one chunk are computed densely. Longer ones walk over the pairs of chunks below the diagonal in one
 scan: half of the square, no matter of data-dependent control flow, score blocks of `[chunk, chunk]` a head.
 
-Dims: b batch, h key-value heads, g query heads a key-value head, d/v head sizes, n chunks, c (of keys also s) positions
-a chunk, r rows of queries a chunk: the `g c` of one key-value head.
+Dims: b batch, h key-value heads, g query heads a key-value head, q/s positions of queries/keys, d/v head sizes,
+n chunks, c positions a chunk.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Array, Float, Int
 
 from layers.tag import Tag
@@ -84,7 +84,7 @@ def _attend_forward(query, key, value, segment_ids, first, scale, chunk, segment
     blocks = _Blocks.split(query, key, value, segment_ids, first, chunk)
     context, lse = _forward(blocks, scale, segmented)
     context = names.context(_join_queries(context, query).astype(value.dtype))
-    lse = names.lse(rearrange(lse, "n b h (g c) -> b (h g) (n c)", c=chunk)[..., : query.shape[1]])
+    lse = names.lse(rearrange(lse, "n b h g c -> b (h g) (n c)")[..., : query.shape[1]])
     # Of one chunk the probabilities too: recomputation then has the scores at hand and needs no second product. They
     # come from the *named* log-sum-exp, so that where that is saved no maximum and no sum is taken again.
     weights = None
@@ -118,7 +118,7 @@ class _Blocks(NamedTuple):
     `n` counts chunks of queries or of keys, which differ where the queries are of some positions alone, from `first`.
     """
 
-    query: Float[Array, "n b h r d"]
+    query: Float[Array, "n b h g c d"]
     key: Float[Array, "n b h c d"]
     value: Float[Array, "n b h c v"]
     segments: Int[Array, "n b c"]
@@ -146,30 +146,30 @@ class _Blocks(NamedTuple):
         rows, columns = np.tril_indices(keys) if self.first is None else np.indices((queries, keys)).reshape(2, -1)
         return rows.astype(np.int32), columns.astype(np.int32)
 
-    def scores(self, i, j, scale: float) -> Float[Array, "b h r s"]:
+    def scores(self, i, j, scale: float) -> Float[Array, "b h g q s"]:
         """Scores of query chunk `i` against key chunk `j`, of keys that the query must not see too."""
         query, key = _at(self.query, i), _at(self.key, j)
-        return scale * jnp.einsum("bhrd,bhsd->bhrs", query, key, preferred_element_type=jnp.float32)
+        return scale * jnp.einsum("bhgqd,bhsd->bhgqs", query, key, preferred_element_type=jnp.float32)
 
-    def mask(self, i, j, segmented: bool) -> Float[Array, "#b 1 r s"]:
+    def mask(self, i, j, segmented: bool) -> Float[Array, "#b 1 1 q s"]:
         """What to add to them: zero, and minus infinity where the query must not see the key."""
         # JAX moves what depends on no argument out of the loops over layers and chunks: the masks of all pairs of
         # chunks, which grow with the square of the sequence. A zero that seems to depend on the queries keeps it in
         # the loops; XLA drops it.
         zero = jnp.sum(self.query[:0], dtype=jnp.float32)
-        chunk, group = self.key.shape[3], self.query.shape[3] // self.key.shape[3]
+        chunk = self.key.shape[3]
         rows, columns = (jnp.arange(chunk) + block * chunk for block in (i, j))
         rows = rows + zero.astype(jnp.int32)
         rows = rows if self.first is None else rows + self.first
-        seen = (repeat(rows, "c -> (g c) 1", g=group) >= columns[None, :])[None, None]
+        seen = (rows[:, None] >= columns[None, :])[None, None, None]
         if segmented:
-            own = repeat(_at(self.query_segments, i), "b c -> b (g c) 1", g=group)
-            seen = seen & (own == _at(self.segments, j)[:, None, :])[:, None]
+            same = _at(self.query_segments, i)[:, :, None] == _at(self.segments, j)[:, None, :]
+            seen = seen & same[:, None, None]
         return jnp.where(seen, zero, zero - jnp.inf)
 
 
 def _forward(blocks: _Blocks, scale: float, segmented: bool):
-    """`(context [n b h r v], lse [n b h r])`, both float32."""
+    """`(context [n b h g c v], lse [n b h g c])`, both float32."""
     if blocks.dense:
         scores, mask = blocks.scores(0, 0, scale), blocks.mask(0, 0, segmented)
         top = jnp.max(scores + mask, -1, keepdims=True)
@@ -199,7 +199,7 @@ def _forward(blocks: _Blocks, scale: float, segmented: bool):
 
 
 def _backward(blocks: _Blocks, lse, delta, slopes, scale: float, segmented: bool):
-    """Gradients of queries `[n b h r d]`, keys `[n b h c d]` and values `[n b h c v]`, float32."""
+    """Gradients of queries `[n b h g c d]`, keys `[n b h c d]` and values `[n b h c v]`, float32."""
 
     def visit(sums, pair):
         i, j = pair
@@ -211,7 +211,7 @@ def _backward(blocks: _Blocks, lse, delta, slopes, scale: float, segmented: bool
     return jax.lax.scan(visit, start, blocks.pairs)[0]
 
 
-def _weights(blocks: _Blocks, i, j, lse, scale: float, segmented: bool) -> Float[Array, "b h r s"]:
+def _weights(blocks: _Blocks, i, j, lse, scale: float, segmented: bool) -> Float[Array, "b h g q s"]:
     """Probabilities of query chunk `i` on key chunk `j`."""
     return jnp.exp(blocks.scores(i, j, scale) - _at(lse, i)[..., None] + blocks.mask(i, j, segmented))
 
@@ -219,17 +219,17 @@ def _weights(blocks: _Blocks, i, j, lse, scale: float, segmented: bool) -> Float
 def _pair_gradients(blocks: _Blocks, i, j, weights, delta, slopes, scale: float):
     """What query chunk `i` and key chunk `j` give to the gradients of queries, keys and values."""
     query, key, value, slope = (_at(x, k) for x, k in zip((*blocks[:3], slopes), (i, j, j, i), strict=True))
-    d_weights = jnp.einsum("bhrv,bhsv->bhrs", slope, value, preferred_element_type=jnp.float32)
+    d_weights = jnp.einsum("bhgqv,bhsv->bhgqs", slope, value, preferred_element_type=jnp.float32)
     d_scores = (scale * weights * (d_weights - _at(delta, i)[..., None])).astype(query.dtype)
     return (
-        jnp.einsum("bhrs,bhsd->bhrd", d_scores, key, preferred_element_type=jnp.float32),
-        jnp.einsum("bhrs,bhrd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
-        jnp.einsum("bhrs,bhrv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
+        jnp.einsum("bhgqs,bhsd->bhgqd", d_scores, key, preferred_element_type=jnp.float32),
+        jnp.einsum("bhgqs,bhgqd->bhsd", d_scores, query, preferred_element_type=jnp.float32),
+        jnp.einsum("bhgqs,bhgqv->bhsv", weights.astype(slope.dtype), slope, preferred_element_type=jnp.float32),
     )
 
 
 def _weigh(weights, value):
-    return jnp.einsum("bhrs,bhsv->bhrv", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    return jnp.einsum("bhgqs,bhsv->bhgqv", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
 
 
 def _at(x, i):
@@ -246,7 +246,7 @@ def _pad(x, chunk: int):
 
 
 def _split_queries(x, kv_heads: int, chunk: int):
-    return rearrange(_pad(x, chunk), "b (n c) (h g) d -> n b h (g c) d", c=chunk, h=kv_heads)
+    return rearrange(_pad(x, chunk), "b (n c) (h g) d -> n b h g c d", c=chunk, h=kv_heads)
 
 
 def _split_rows(x, kv_heads: int, chunk: int):
@@ -254,8 +254,7 @@ def _split_rows(x, kv_heads: int, chunk: int):
 
 
 def _join_queries(x, like):
-    group = like.shape[2] // x.shape[2]
-    return rearrange(x, "n b h (g c) d -> b (n c) (h g) d", g=group)[:, : like.shape[1]]
+    return rearrange(x, "n b h g c d -> b (n c) (h g) d")[:, : like.shape[1]]
 
 
 def _join_keys(x, like):

@@ -83,9 +83,9 @@ def test_attention_along_context_is_that_of_one_device():
 
         gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
         text = gradient.lower(query, key, value).compile().as_text()
-        return gradient(query, key, value), [int(n) for n in re.findall(r"f32\[1,2,(\d+),\d+\]", text or "")]
+        return gradient(query, key, value), [int(n) for n in re.findall(r"f32\[1,2,2,(\d+),\d+\]", text or "")]
 
     (actual, split), (expected, _) = run(ContextAttend(mesh)), run(local_attend)
     helpers.assert_close(actual, expected, helpers.FLOAT32)
     assert split
-    assert max(split) == 2 * 16 // 4  # two query heads share a key-value head
+    assert max(split) == 16 // 4

@@ -203,7 +203,7 @@ def test_memory_grows_linearly_with_the_sequence(function, linear):
 def test_no_mask_in_the_shape_of_the_scores_leaves_the_loop_over_layers():
     query, key = (jax.ShapeDtypeStruct((4, 256, heads, 8), jnp.float32) for heads in (4, 2))
     loss = jax.grad(lambda q, k: jnp.sum(in_layers(q, k, k, None) ** 2), (0, 1))
-    outside = jax.make_jaxpr(loss)(query, key).eqns
+    outside: Any = jax.make_jaxpr(loss)(query, key).eqns
     assert max(result.aval.size for equation in outside for result in equation.outvars) < 4 * 4 * 256 * 256
 
 

@@ -21,6 +21,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.helpers import LONG  # noqa: E402
+
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -46,13 +48,13 @@ def garbage():
 def shapes(request):
     """Above layers and models, whose own tests check every shape, the checks are for the long profile: they take 7%."""
     above = "recipes" in request.path.parts
-    jaxtyping.config.update("jaxtyping_disable", above and os.environ.get("ZOO_PROFILE") != "long")
+    jaxtyping.config.update("jaxtyping_disable", above and not LONG)
 
 
 @pytest.fixture
 def usual_machine_code():
     """For tests of numbers to the last bit, in the long profile."""
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", before and os.environ.get("ZOO_PROFILE") != "long")
+    jax.config.update("jax_disable_most_optimizations", before and not LONG)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
